@@ -1,0 +1,32 @@
+"""Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
+
+from jq import zoo
+from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
+from jq.graph import Graph, Node, Value, load, save, to_model
+from jq.inspect import inspect
+from jq.layout import chunked, pack
+from jq.passes import prepare
+from jq.trace import Traced, trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Error",
+    "Graph",
+    "ModelError",
+    "Node",
+    "Traced",
+    "UnsupportedOp",
+    "Value",
+    "chunked",
+    "inspect",
+    "load",
+    "pack",
+    "prepare",
+    "save",
+    "to_model",
+    "trace",
+    "zoo",
+]

@@ -1,0 +1,5 @@
+"""`python -m jq`: see `jq.cli`."""
+
+from jq.cli import main
+
+main()

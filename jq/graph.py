@@ -1,0 +1,692 @@
+"""The immutable graph, and ONNX in and out of it.
+
+A `Graph` is structure (nodes in topological order) and, apart from it, its arrays: every initializer
+and `Constant` of the model and of its subgraphs stands in one of two flat dicts. `params` is the
+pytree of weights that a traced function takes as its argument; `constants` are the int64, bool and
+string tensors, which in ONNX describe shapes, axes and indices and are known while tracing. A graph is
+never edited; a pass returns a new one through `Graph.replace`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import heapq
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from jq.errors import ModelError
+
+Dim = int | str | None
+OLDEST_OPSET = 1  # opsets below 7 are read, though only 7 and up are promised
+# Tensors above this size never travel through onnx's C++ (which serializes, hence the 2 GB limit).
+# Shape inference needs the values of shape tensors only, and those are small.
+_SKELETON_BYTES = 4096
+# No machine that runs this holds more in one tensor; a header that says so is damaged or hostile.
+MAX_TENSOR_BYTES = 1 << 38
+# Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds.
+_MAX_NODES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The type of a tensor: a symbolic dim is its name, an unknown one is None."""
+
+    name: str
+    dtype: np.dtype | None = None
+    shape: tuple[Dim, ...] | None = None
+    containers: tuple[str, ...] = ()  # ("optional", "sequence"): an optional sequence of such tensors
+
+    def __str__(self) -> str:
+        dims = "?" if self.shape is None else ",".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name}: {' '.join([*self.containers, str(self.dtype or '?')])}[{dims}]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One operator. Omitted optional inputs and outputs are empty strings."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = ""
+    domain: str = ""
+
+    def replace(self, **changes: Any) -> Node:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def subgraphs(self) -> dict[str, Graph]:
+        """The graphs among the attributes, by attribute name."""
+        return {k: v for k, v in self.attrs.items() if isinstance(v, Graph)}
+
+    @property
+    def label(self) -> str:
+        """How messages call this node: its name, or its first output where it has none."""
+        return self.name or next((o for o in self.outputs if o), "?")
+
+    @property
+    def qualified(self) -> str:
+        """The operator with its domain, as in `com.microsoft::Gelu`."""
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+    def reads(self) -> Iterator[str]:
+        """The tensors that this node reads, those captured by its subgraphs included."""
+        yield from (i for i in self.inputs if i)
+        for graph in self.subgraphs.values():
+            yield from graph.captured()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """An immutable ONNX graph; compared and hashed by identity, so `jit` may hold it static."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    params: Mapping[str, np.ndarray]
+    constants: Mapping[str, np.ndarray]
+    opsets: Mapping[str, int]
+    name: str = "graph"
+    declared: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> Graph:
+        """A copy with some fields changed, pruned of nothing: see `passes.clean` for that."""
+        return dataclasses.replace(self, **changes)
+
+    def opset(self, domain: str = "") -> int:
+        """The version of a domain's operator set that this model was written for."""
+        return self.opsets.get(domain, 1)
+
+    def captured(self) -> set[str]:
+        """Names that a subgraph reads from the graphs around it."""
+        own = {v.name for v in self.inputs} | {o for n in self.nodes for o in n.outputs}
+        own |= self.arrays.keys()
+        read = {r for n in self.nodes for r in n.reads()} | {v.name for v in self.outputs if v.name}
+        return read - own
+
+    @functools.cached_property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """`params` and `constants` together, for those who look a value up by name."""
+        return {**self.params, **self.constants}
+
+    def with_arrays(self, arrays: Mapping[str, np.ndarray], **changes: Any) -> Graph:
+        """A copy with other arrays, each put where its type says: weights or constants."""
+        constants = {k: a for k, a in arrays.items() if is_structural(a.dtype)}
+        params = {k: a for k, a in arrays.items() if k not in constants}
+        return self.replace(params=params, constants=constants, **changes)
+
+    @functools.cached_property
+    def producer(self) -> Mapping[str, Node]:
+        """The node that makes each tensor."""
+        return {o: n for n in self.nodes for o in n.outputs if o}
+
+    @functools.cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each tensor; graph outputs do not count."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.reads()):
+                found.setdefault(name, []).append(node)
+        return {k: tuple(v) for k, v in found.items()}
+
+    def sole_reader(self, name: str) -> Node | None:
+        """The node that alone reads a tensor, once, which is no output of the graph either."""
+        readers = self.consumers.get(name, ())
+        alone = len(readers) == 1 and name not in self.output_names and tuple(readers[0].inputs).count(name) == 1
+        return readers[0] if alone else None
+
+    @functools.cached_property
+    def tensors(self) -> frozenset[str]:
+        """Every tensor name in use, those inside subgraphs included."""
+        found = {v.name for v in self.inputs} | self.arrays.keys() | {o for n in self.nodes for o in n.outputs}
+        return frozenset(found.union(*(g.tensors for n in self.nodes for g in n.subgraphs.values())))
+
+    def edit(self, nodes: Mapping[Node, Node | None], arrays: Mapping[str, np.ndarray] | None = None) -> Graph:
+        """A copy with some nodes replaced or (None) removed, and some arrays added or replaced."""
+        kept = tuple(m for m in (nodes.get(n, n) for n in self.nodes) if m is not None)
+        return self.with_arrays({**self.arrays, **(arrays or {})}, nodes=kept)
+
+    @functools.cached_property
+    def output_names(self) -> frozenset[str]:
+        """The names of the graph's outputs."""
+        return frozenset(v.name for v in self.outputs)
+
+    @functools.cached_property
+    def values(self) -> Mapping[str, Value]:
+        """The type of every tensor, by ONNX shape inference; what it cannot tell is None."""
+        found = dict(self.declared)
+        found |= {k: Value(k, a.dtype, a.shape) for k, a in self.arrays.items()}
+        try:
+            inferred = onnx.shape_inference.infer_shapes(to_model(self, skeleton=True), data_prop=True)
+        except Exception:  # onnx's C++ raises many kinds; a graph without inferred types still runs
+            inferred = None
+        if inferred is not None:
+            found |= {v.name: _value(v) for v in inferred.graph.value_info}
+            found |= {v.name: _value(v) for v in inferred.graph.output}
+        return found | {v.name: v for v in self.inputs}
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of subgraphs included."""
+        for node in self.nodes:
+            yield node
+            for graph in node.subgraphs.values():
+                yield from graph.walk()
+
+
+def is_structural(dtype: np.dtype) -> bool:
+    """Whether tensors of this type describe structure (shapes, axes, indices, masks), not weights."""
+    return dtype == np.int64 or dtype == np.bool_ or dtype == object
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------
+
+
+def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
+    """Return the graph of an ONNX model given as a path, its bytes, or a `ModelProto`.
+
+    External data are memory-mapped, and must lie inside the model's folder. Anything wrong with the
+    file is a `ModelError` that names the tensor or node.
+
+    >>> import jq
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> [str(v) for v in graph.inputs]
+    ['input: float32[N,1,28,28]']
+    """
+    folder: Path | None = None
+    if isinstance(source, ModelProto):
+        model = ModelProto()
+        model.CopyFrom(source)
+    else:
+        if not isinstance(source, bytes):
+            path = Path(source)
+            folder = path.parent
+            try:
+                source = path.read_bytes()
+            except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+                raise ModelError(f"cannot read the model {path}: {getattr(error, 'strerror', None) or error}") from error
+        model = ModelProto()
+        try:
+            model.ParseFromString(source)
+        except DecodeError as error:
+            raise ModelError(f"not an ONNX model, or a truncated one ({len(source)} bytes): {error}") from error
+    return _Reader(model, folder).read()
+
+
+class _Reader:
+    """The state of one `load`: where external data lie, and the arrays as they are found."""
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.model = model
+        self.folder = folder
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def read(self) -> Graph:
+        model = self.model
+        if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+            raise ModelError("not an ONNX model: it holds no graph")
+        opsets = {_domain(o.domain): o.version for o in model.opset_import}
+        if not opsets:
+            opsets = {"": 1}  # IR versions before 3 state none
+        self._check_opsets(opsets)
+        initializers = self._tensors(model.graph)
+        if model.functions:
+            model = _inlined(model)
+        graph = self._graph(model.graph, opsets, frozenset(), initializers, prefix="", outer={})
+        metadata = {p.key: p.value for p in self.model.metadata_props}
+        return graph.with_arrays(self.arrays, metadata=metadata)
+
+    def _check_opsets(self, opsets: Mapping[str, int]) -> None:
+        newest = onnx.defs.onnx_opset_version()
+        if not OLDEST_OPSET <= opsets.get("", newest) <= newest:
+            raise ModelError(
+                f"opset {opsets['']} is outside 7..{newest}, what the installed onnx {onnx.__version__} knows; "
+                "update onnx, or convert the model with onnx.version_converter"
+            )
+
+    def _tensors(self, graph: GraphProto) -> dict[str, np.ndarray]:
+        """Take the initializers out of a proto: what remains is small enough for onnx's C++."""
+        found = {}
+        for tensor in graph.initializer:
+            if tensor.name in found:
+                raise ModelError(f"initializer {tensor.name!r} is defined twice")
+            found[tensor.name] = self.array(tensor)
+        for sparse in graph.sparse_initializer:
+            found[sparse.values.name] = self.dense(sparse)
+        return found
+
+    def _graph(
+        self,
+        proto: GraphProto,
+        opsets: Mapping[str, int],
+        scope: frozenset[str],
+        initializers: dict[str, np.ndarray],
+        prefix: str,
+        outer: Mapping[str, str],
+    ) -> Graph:
+        """A graph or subgraph; `scope` is what the graphs around it define, `outer` their renamings."""
+        renamed = dict(outer)
+
+        def add_array(name: str, array: np.ndarray) -> None:
+            # Branches of an If may each have a "const": arrays are one flat dict, so tell them apart.
+            if not prefix and name in self.arrays:
+                raise ModelError(f"tensor {name!r} is defined twice")
+            unique = name
+            while unique in self.arrays:
+                unique = f"{prefix}{unique}"
+            if unique != name:
+                renamed[name] = unique
+            else:
+                renamed.pop(name, None)
+            self.arrays[unique] = array
+
+        for name, array in initializers.items():
+            add_array(name, array)
+        inputs = tuple(_value(v) for v in proto.input if v.name not in initializers)
+        for name, count in collections.Counter(v.name for v in inputs).items():
+            if count > 1:
+                raise ModelError(f"input {name!r} is defined twice")
+        for value in inputs:
+            _checked_shape(value.name, (d for d in value.shape or () if isinstance(d, int)), 1)
+        nodes: list[Node] = []
+        raw: list[NodeProto] = []
+        for node in proto.node:
+            if node.op_type == "Constant" and _domain(node.domain) == "" and len(node.output) == 1:
+                add_array(node.output[0], self._constant(node))
+            else:
+                raw.append(node)
+        defined = set(initializers) | {v.name for v in inputs} | {
+            n.output[0] for n in proto.node if n.op_type == "Constant" and n.output
+        }
+        inner = scope | defined | {o for n in raw for o in n.output}
+        for index, node in enumerate(raw):
+            nodes.append(self._node(node, opsets, inner, f"{prefix}{node.name or f'node{index}'}/", renamed))
+        declared = {v.name: _value(v) for v in proto.value_info}
+        outputs = tuple(_rename(_value(v), renamed) for v in proto.output)
+        ordered = _toposort(nodes, scope | defined | self.arrays.keys(), outputs)
+        return Graph(ordered, inputs, outputs, {}, {}, opsets, proto.name or "graph", declared)
+
+    def _node(
+        self, proto: NodeProto, opsets: Mapping[str, int], scope: frozenset[str], prefix: str, renamed: Mapping[str, str]
+    ) -> Node:
+        attrs: dict[str, Any] = {}
+        for attribute in proto.attribute:
+            try:
+                attrs[attribute.name] = self._attribute(attribute, opsets, scope, f"{prefix}{attribute.name}/", renamed)
+            except ModelError:
+                raise
+            except Exception as error:
+                raise ModelError(f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}: {error}") from error
+        inputs = tuple(renamed.get(i, i) for i in proto.input)
+        return Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
+
+    def _attribute(
+        self, proto: AttributeProto, opsets: Mapping[str, int], scope: frozenset[str], prefix: str, outer: Mapping[str, str]
+    ) -> Any:
+        kind = proto.type
+        if kind == AttributeProto.GRAPH:
+            return self._graph(proto.g, opsets, scope, self._tensors(proto.g), prefix, outer)
+        if kind == AttributeProto.TENSOR:
+            return self.array(proto.t)
+        if kind == AttributeProto.SPARSE_TENSOR:
+            return self.dense(proto.sparse_tensor)
+        if kind == AttributeProto.STRING:
+            return _text(proto.s)
+        if kind == AttributeProto.STRINGS:
+            return tuple(_text(s) for s in proto.strings)
+        value = helper.get_attribute_value(proto)
+        return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
+
+    def _constant(self, node: NodeProto) -> np.ndarray:
+        if len(node.attribute) != 1:
+            raise ModelError(f"Constant {node.output[0]!r} has {len(node.attribute)} attributes, expected exactly one value")
+        attribute = node.attribute[0]
+        value = self._attribute(attribute, {}, frozenset(), "", {})
+        match attribute.name:
+            case "value" | "sparse_value":
+                return value
+            case "value_float" | "value_floats":
+                return np.asarray(value, np.float32)
+            case "value_int" | "value_ints":
+                return np.asarray(value, np.int64)
+            case "value_string" | "value_strings":
+                return np.asarray(value, object)
+        raise ModelError(f"Constant {node.output[0]!r} has an unknown attribute {attribute.name!r}")
+
+    def dense(self, sparse: onnx.SparseTensorProto) -> np.ndarray:
+        """A sparse tensor as a dense array."""
+        values, indices, name = self.array(sparse.values), self.array(sparse.indices), sparse.values.name
+        shape = _checked_shape(name, sparse.dims, values.dtype.itemsize)
+        try:
+            dense = np.zeros(shape, values.dtype)
+            if indices.ndim == 1:
+                dense.reshape(-1)[indices] = values
+            else:
+                dense[tuple(indices.T)] = values
+        except (IndexError, ValueError, MemoryError) as error:
+            raise ModelError(f"sparse tensor {name!r}: {error}") from error
+        return dense
+
+    def array(self, tensor: TensorProto) -> np.ndarray:
+        """A tensor's values, after its declared size was checked against its bytes."""
+        name = tensor.name or "(unnamed)"
+        if tensor.data_type == TensorProto.STRING:
+            shape = _checked_shape(name, tensor.dims, 1)
+            if math.prod(shape) != len(tensor.string_data):
+                raise ModelError(f"tensor {name!r}: shape {shape} does not fit {len(tensor.string_data)} strings")
+            return np.array([s.decode("utf-8", "replace") for s in tensor.string_data], object).reshape(shape)
+        dtype = _dtype(tensor.data_type)
+        if dtype is None:
+            raise ModelError(f"tensor {name!r} has the unknown element type {tensor.data_type}")
+        bits = _bits(dtype)
+        shape = _checked_shape(name, tensor.dims, max(1, bits // 8))
+        expected = (math.prod(shape) * bits + 7) // 8
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raw = self._external(tensor, expected)
+            if bits >= 8:
+                return raw.view(dtype).reshape(shape)
+            tensor = TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw.tobytes())
+        elif tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
+            raise ModelError(
+                f"tensor {name!r}: shape {shape} of {dtype} needs {expected} bytes, the file holds {len(tensor.raw_data)}"
+            )
+        try:
+            return numpy_helper.to_array(tensor)
+        except Exception as error:  # numpy and onnx raise several kinds here
+            raise ModelError(f"tensor {name!r}: shape {shape} of {dtype} does not fit its data: {error}") from error
+
+    def _external(self, tensor: TensorProto, expected: int) -> np.ndarray:
+        name = tensor.name
+        entries = {e.key: e.value for e in tensor.external_data}
+        if self.folder is None:
+            raise ModelError(f"tensor {name!r} lies in an external file; load the model by its path")
+        location = entries.get("location", "")
+        try:
+            path = (self.folder / location).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # a null byte, a name too long, a loop of links
+            raise ModelError(f"tensor {name!r}: external data {location!r}: {error}") from error
+        if not location or not path.is_relative_to(self.folder.resolve()):
+            raise ModelError(f"tensor {name!r}: external data path {location!r} is outside the model's folder; refused")
+        try:
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
+            size = path.stat().st_size
+        except (ValueError, OSError) as error:
+            raise ModelError(f"tensor {name!r}: external data {location!r}: {error}") from error
+        if length != expected or offset < 0 or offset + length > size or not path.is_file():
+            raise ModelError(
+                f"tensor {name!r} needs {expected} bytes; external data {location!r} declares {length} at offset "
+                f"{offset} of {size}"
+            )
+        if expected == 0:
+            return np.zeros(0, np.uint8)
+        return np.memmap(path, np.uint8, "r", offset, (expected,))
+
+
+def _inlined(model: ModelProto) -> ModelProto:
+    """The model with its local functions replaced by their bodies."""
+    light = ModelProto()
+    light.CopyFrom(model)
+    for tensor in light.graph.initializer:
+        if tensor.ByteSize() > _SKELETON_BYTES:
+            _strip(tensor)
+    bodies = {_callee(f.domain, f.name, f): f.node for f in model.functions}
+    try:
+        if _expanded(model.graph.node, bodies, {}, ()) > _MAX_NODES:
+            raise ModelError(f"they stand for more than {_MAX_NODES} nodes")
+        return onnx.inliner.inline_local_functions(light)
+    except Exception as error:
+        raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
+
+
+def _callee(domain: str, name: str, proto: NodeProto | onnx.FunctionProto) -> tuple[str, str, str]:
+    return _domain(domain), name, getattr(proto, "overload", "")
+
+
+def _expanded(
+    nodes: Iterable[NodeProto], bodies: Mapping[Any, Sequence[NodeProto]], sizes: dict[Any, int], active: tuple[Any, ...]
+) -> int:
+    """How many nodes there are once local functions are inlined; onnx's inliner does not bound it."""
+    total = 0
+    for node in nodes:
+        key = _callee(node.domain, node.op_type, node)
+        if key in active:
+            raise ModelError(f"function {node.op_type!r} calls itself")
+        if key in bodies:
+            if key not in sizes:
+                sizes[key] = _expanded(bodies[key], bodies, sizes, (*active, key))
+            total += sizes[key]
+        else:
+            graphs = [g for a in node.attribute for g in (*a.graphs, *([a.g] if a.HasField("g") else []))]
+            total += 1 + sum(_expanded(g.node, bodies, sizes, active) for g in graphs)
+    return total
+
+
+def _strip(tensor: TensorProto) -> None:
+    """Drop a tensor's payload: `_Reader` has read it already."""
+    for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+        tensor.ClearField(field)
+
+
+def _toposort(nodes: Sequence[Node], known: set[str] | frozenset[str], outputs: Iterable[Value]) -> tuple[Node, ...]:
+    """Nodes in dependency order (stable), or a ModelError that names the cause."""
+    producer: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.outputs):
+            if name in producer or name in known:
+                raise ModelError(f"node {node.label!r} ({node.op_type}): its output {name!r} is defined twice")
+            producer[name] = index
+    waiting: list[set[int]] = []
+    readers: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        before = set()
+        for name in dict.fromkeys(node.reads()):
+            if name in producer:
+                before.add(producer[name])
+            elif name not in known:
+                raise ModelError(
+                    f"node {node.label!r} ({node.op_type}) reads {name!r}, which is no input, initializer or node output"
+                )
+        for source in before:
+            readers.setdefault(source, []).append(index)
+        waiting.append(before)
+    for value in outputs:
+        if value.name and value.name not in producer and value.name not in known:
+            raise ModelError(f"graph output {value.name!r} is made by no node")
+    ready = [i for i, before in enumerate(waiting) if not before]
+    order: list[Node] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(nodes[index])
+        for reader in readers.get(index, ()):
+            waiting[reader].discard(index)
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        stuck = next(n for i, n in enumerate(nodes) if waiting[i])
+        raise ModelError(f"the graph is cyclic: node {stuck.label!r} ({stuck.op_type}) depends on itself")
+    return tuple(order)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _text(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw
+
+
+def _rename(value: Value, renamed: Mapping[str, str]) -> Value:
+    return dataclasses.replace(value, name=renamed.get(value.name, value.name))
+
+
+@functools.cache
+def _dtype(elem_type: int) -> np.dtype | None:
+    if elem_type == TensorProto.STRING:
+        return np.dtype(object)
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _bits(dtype: np.dtype) -> int:
+    """Bits of one element as ONNX stores it: 4- and 2-bit types are packed."""
+    name = dtype.name
+    for stem, bits in (("int4", 4), ("int2", 2), ("float4", 4)):
+        if name.removeprefix("u").startswith(stem):
+            return bits
+    return dtype.itemsize * 8
+
+
+def _checked_shape(name: str, dims: Iterable[int], itemsize: int) -> tuple[int, ...]:
+    shape = tuple(int(d) for d in dims)
+    if any(d < 0 for d in shape) or math.prod(shape) * itemsize > MAX_TENSOR_BYTES:
+        raise ModelError(f"tensor {name!r} declares the impossible shape {shape}")
+    return shape
+
+
+def _value(proto: onnx.ValueInfoProto) -> Value:
+    kind, containers = proto.type, []
+    while (container := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        containers.append(container.removesuffix("_type"))
+        kind = getattr(kind, container).elem_type
+    if not kind.HasField("tensor_type"):
+        return Value(proto.name)
+    tensor = kind.tensor_type
+    shape: tuple[Dim, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else (d.dim_param.strip("?") or None)
+            for d in tensor.shape.dim
+        )
+    return Value(proto.name, _dtype(tensor.elem_type), shape, tuple(containers))
+
+
+# ---------------------------------------------------------------------------------------------
+# Writing
+# ---------------------------------------------------------------------------------------------
+
+
+def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:
+    """Return the graph as an ONNX model; with `skeleton`, large weights become typed inputs."""
+    inputs = list(graph.inputs)
+    initializers = []
+    for name, array in {**graph.arrays, **(params or {})}.items():
+        array = np.asarray(array)
+        if skeleton and array.nbytes > _SKELETON_BYTES:
+            inputs.append(Value(name, array.dtype, array.shape))
+        else:
+            initializers.append(_tensor(name, array))
+    proto = _graph_proto(graph, inputs, initializers)
+    model = helper.make_model(proto, producer_name="jq")
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(d, v) for d, v in graph.opsets.items())
+    # The lowest IR that has the opset: runtimes refuse an IR newer than themselves.
+    model.ir_version = _ir_version(graph)
+    if graph.metadata:
+        helper.set_model_props(model, dict(graph.metadata))
+    return model
+
+
+def save(model: ModelProto, path: str | os.PathLike[str]) -> None:
+    """Write a model atomically; weights go to `<name>.data` beside it above the 2 GB of protobuf."""
+    path = Path(path)
+    large = sum(len(t.raw_data) for t in model.graph.initializer) > (1 << 31) - (1 << 24)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft = Path(folder) / path.name
+            onnx.save(model, draft, save_as_external_data=large, location=f"{path.name}.data")
+            for part in sorted(Path(folder).iterdir(), key=lambda p: p == draft):  # the model goes last
+                os.replace(part, path.parent / part.name)
+    except OSError as error:
+        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+
+
+def _graph_proto(graph: Graph, inputs: Iterable[Value], initializers: Iterable[TensorProto]) -> GraphProto:
+    return helper.make_graph(
+        [node_proto(n) for n in graph.nodes],
+        graph.name,
+        [_value_info(v) for v in inputs],
+        [_value_info(v) for v in graph.outputs],
+        list(initializers),
+        value_info=[_value_info(v) for v in graph.declared.values() if v.name in graph.producer],
+    )
+
+
+def node_proto(node: Node) -> NodeProto:
+    """One node as ONNX writes it."""
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, input=node.inputs, output=node.outputs)
+    proto.attribute.extend(attribute_proto(node.op_type, node.domain, k, v) for k, v in node.attrs.items())
+    return proto
+
+
+def attribute_proto(op_type: str, domain: str, name: str, value: Any) -> AttributeProto:
+    """One attribute as ONNX writes it."""
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, _tensor("", value))
+    if isinstance(value, Graph):
+        return AttributeProto(name=name, type=AttributeProto.GRAPH, g=_graph_proto(value, value.inputs, ()))
+    if isinstance(value, tuple) and not value:  # an empty list does not show its type
+        try:
+            kind = onnx.defs.get_schema(op_type, domain=domain).attributes[name].type.value
+        except Exception:  # custom operators have no schema
+            kind = AttributeProto.INTS
+        return AttributeProto(name=name, type=kind)
+    return helper.make_attribute(name, value)
+
+
+def _tensor(name: str, array: np.ndarray) -> TensorProto:
+    if array.dtype == object:
+        return helper.make_tensor(name, TensorProto.STRING, array.shape, [str(s).encode() for s in array.reshape(-1)])
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def _value_info(value: Value) -> onnx.ValueInfoProto:
+    if value.dtype is None:
+        return onnx.ValueInfoProto(name=value.name)
+    elem = TensorProto.STRING if value.dtype == object else helper.np_dtype_to_tensor_dtype(value.dtype)
+    kind = helper.make_tensor_type_proto(elem, value.shape)
+    for container in reversed(value.containers):
+        kind = helper.make_sequence_type_proto(kind) if container == "sequence" else helper.make_optional_type_proto(kind)
+    return helper.make_value_info(value.name, kind)
+
+
+def _ir_version(graph: Graph) -> int:
+    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items() if d == "" or d.startswith("ai.onnx")]
+    try:
+        return max(8, helper.find_min_ir_version_for(opsets))
+    except ValueError:
+        return onnx.IR_VERSION
+
+
+def rewrite(graph: Graph, change: Callable[[Node], Node | None]) -> Graph:
+    """Return the graph with `change` applied to each node, subgraphs included; None keeps it."""
+
+    def visit(node: Node) -> Node:
+        node = change(node) or node
+        if inner := node.subgraphs:
+            attrs = dict(node.attrs) | {k: rewrite(g, change) for k, g in inner.items()}
+            node = node.replace(attrs=attrs)
+        return node
+
+    return graph.replace(nodes=tuple(visit(n) for n in graph.nodes))

@@ -1,0 +1,214 @@
+"""Control flow: If, Loop, Scan.
+
+Where conditions and trip counts are known while tracing, branches are picked and loops unrolled, so
+what is known stays known inside. Else they become `lax.cond`, `lax.scan` and `lax.while_loop`, which
+need values of fixed shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jq.errors import UnsupportedOp
+from jq.graph import Graph
+from jq.registry import Array, Context, op
+from jq.trace import demanded
+
+_UNROLL = 4  # loops of at most so many rounds are unrolled: XLA fuses across rounds then
+_TRUE = np.asarray(True)
+
+
+def _known(value: Array) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def _true(value: Array) -> bool:
+    return _known(value) and bool(np.all(value))
+
+
+def _array(value: Any) -> Any:
+    """A value as JAX's control flow carries it; sequences are lists and absent optionals None."""
+    return jax.tree.map(jnp.asarray, value)
+
+
+def _types(values: Sequence[Any]) -> str:
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(values))
+
+
+@op("If", host=True)
+def if_(cond: Array, *, then_branch: Graph, else_branch: Graph, ctx: Context) -> tuple[Any, ...]:
+    if _known(cond):
+        return tuple(ctx.run(then_branch if _true(cond) else else_branch, []))
+    branches = [lambda graph=graph: tuple(map(_array, ctx.run(graph, []))) for graph in (then_branch, else_branch)]
+    types = [jax.eval_shape(branch) for branch in branches]
+    if jax.tree.map(_type, types[0]) != jax.tree.map(_type, types[1]):
+        raise UnsupportedOp(
+            f"its condition depends on the data, so both branches must give the same types, but they give ({_types(types[0])}) "
+            f"and ({_types(types[1])}); a condition known while tracing lifts that"
+        )
+    return lax.cond(cond.reshape(()), *branches)
+
+
+def _type(value: Any) -> tuple[Any, ...]:
+    return value.shape, value.dtype
+
+
+@op("Loop", host=True)
+def loop(M: Array | None = None, cond: Array | None = None, *v_initial: Any, body: Graph, ctx: Context) -> tuple[Any, ...]:
+    """Scan outputs have as many rows as the loop has rounds, and shapes must be known while tracing.
+
+    So they need a known trip count; where a condition on the data ends such a loop before, the rows
+    that remain are zeros.
+    """
+    cond = _TRUE if cond is None else cond
+    carried, scanned = list(v_initial), len(body.outputs) - 1 - len(v_initial)
+    if _known(cond) and not _true(cond):
+        M = np.asarray(0)
+    if M is not None and _known(M):
+        count = int(np.reshape(M, ()))
+        fixed = _fixed(body, carried, ctx)
+        if not fixed or (count <= _UNROLL and _known(cond)):
+            done = _unrolled(count, carried, scanned, body, ctx) if _known(cond) else None
+            if done is not None:
+                return done
+        if fixed and (scanned or count < 1 << 31 and _known(cond)):
+            return _scanned(count, cond, carried, body, ctx)
+        limit = np.asarray(min(count, np.iinfo(np.int32).max))
+    else:
+        fixed, limit = _fixed(body, carried, ctx), M
+    if not fixed:
+        raise UnsupportedOp(
+            "its rounds change the types of the loop-carried values, or need their number known, so trip count and condition "
+            "must be known while tracing, but they depend on the data"
+        )
+    if scanned:
+        raise UnsupportedOp("it has scan outputs, so its trip count M decides shapes and must be known while tracing")
+    return _while(limit, cond, carried, body, ctx)
+
+
+def _fixed(body: Graph, carried: Sequence[Any], ctx: Context) -> bool:
+    """Whether rounds can run as one traced body: no value is needed known, and none changes its type."""
+    if any(v is None or isinstance(v, list) for v in carried):
+        return False
+    if not demanded(body).isdisjoint([body.inputs[0].name, *(v.name for v in body.inputs[2:])]):
+        return False
+
+    def after(*values: Array) -> tuple[Array, ...]:
+        return tuple(map(_array, ctx.run(body, [values[0], _TRUE, *values[1:]])[1 : 1 + len(carried)]))
+
+    try:
+        types = jax.eval_shape(after, jnp.asarray(0, _index()), *map(_array, carried))
+    except UnsupportedOp:  # a shape inside hangs on a carried value
+        return False
+    return [_type(t) for t in types] == [_type(_array(v)) for v in carried]
+
+
+def _index() -> Any:
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+def _unrolled(count: int, carried: list[Any], scanned: int, body: Graph, ctx: Context) -> tuple[Any, ...] | None:
+    """Round by round while tracing; None where the condition turns out to depend on the data."""
+    rows: list[list[Any]] = [[] for _ in range(scanned)]
+    start = len(carried)
+    for index in range(count):
+        more, *values = ctx.run(body, [np.asarray(index, np.int64), _TRUE, *carried])
+        carried = values[:start]
+        for row, value in zip(rows, values[start:], strict=True):
+            row.append(value)
+        if not _known(more):
+            return None
+        if not _true(more):
+            break
+    if scanned and not rows[0]:
+        return None
+    return (*carried, *(np.stack(r) if all(isinstance(v, np.ndarray) for v in r) else jnp.stack(r) for r in rows))
+
+
+def _scanned(count: int, cond: Array, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
+    def step(carry: tuple[Array, tuple[Array, ...]], index: Array) -> tuple[Any, tuple[Array, ...]]:
+        active, before = carry
+        more, *values = ctx.run(body, [index, _TRUE, *before])
+        after, rows = map(_array, values[: len(before)]), map(_array, values[len(before) :])
+        if _true(cond) and _true(more):
+            return (active, tuple(after)), tuple(rows)
+        after = tuple(jnp.where(active, new, old) for new, old in zip(after, before, strict=True))
+        return (active & jnp.reshape(more, ()), after), tuple(jnp.where(active, row, jnp.zeros_like(row)) for row in rows)
+
+    start = jnp.reshape(cond, ()), tuple(map(_array, carried))
+    (_, final), rows = lax.scan(step, start, jnp.arange(count, dtype=_index()))
+    return (*final, *rows)
+
+
+def _while(limit: Array | None, cond: Array, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        index, _, *values = state
+        more, *after = ctx.run(body, [index, _TRUE, *values])
+        return (index + 1, jnp.reshape(more, ()), *map(_array, after))
+
+    def proceed(state: tuple[Any, ...]) -> Array:
+        return state[1] if limit is None else state[1] & (state[0] < jnp.reshape(limit, ()))
+
+    start = (jnp.asarray(0, _index()), jnp.reshape(cond, ()), *map(_array, carried))
+    return tuple(lax.while_loop(proceed, step, start)[2:])
+
+
+@op("Scan", since=9)
+def scan(
+    *initial_state_and_scan_inputs: Array, body: Graph, num_scan_inputs: int, scan_input_axes: Any = None,
+    scan_input_directions: Any = None, scan_output_axes: Any = None, scan_output_directions: Any = None, ctx: Context,
+) -> tuple[Array, ...]:  # fmt: skip
+    states = len(initial_state_and_scan_inputs) - num_scan_inputs
+    initial, inputs = initial_state_and_scan_inputs[:states], initial_state_and_scan_inputs[states:]
+    outputs = len(body.outputs) - states
+    axes, backward = scan_input_axes or (0,) * num_scan_inputs, scan_input_directions or (0,) * num_scan_inputs
+    inputs = tuple(_flipped(jnp.moveaxis(x, axis, 0), back) for x, axis, back in zip(inputs, axes, backward, strict=True))
+    final, rows = _scan(initial, inputs, body, ctx)
+    axes, backward = scan_output_axes or (0,) * outputs, scan_output_directions or (0,) * outputs
+    return (*final, *(jnp.moveaxis(_flipped(y, back), 0, axis) for y, axis, back in zip(rows, axes, backward, strict=True)))
+
+
+def _flipped(x: Array, backward: int) -> Array:
+    return jnp.flip(x, 0) if backward else x
+
+
+def _scan(initial: Sequence[Array], inputs: Sequence[Array], body: Graph, ctx: Context) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def step(before: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        values = tuple(map(_array, ctx.run(body, [*before, *row])))
+        return values[: len(before)], values[len(before) :]
+
+    return lax.scan(step, tuple(initial), tuple(inputs))
+
+
+@op("Scan", since=8)
+def scan_8(
+    sequence_lens: Array | None, *initial_state_and_scan_inputs: Array, body: Graph, directions: Any = None, num_scan_inputs: int,
+    ctx: Context,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Axis 0 is the batch and axis 1 the sequence; rows behind an entry's own length are zeros."""
+    states = len(initial_state_and_scan_inputs) - num_scan_inputs
+    backward = directions or (0,) * num_scan_inputs
+    batch, length = initial_state_and_scan_inputs[states].shape[:2]
+    lengths = jnp.full(batch, length) if sequence_lens is None else sequence_lens
+
+    def entry(size: Array, *values: Array) -> tuple[Array, ...]:
+        places = jnp.arange(length)
+        turned = jnp.clip(size - 1 - places, 0)
+        inputs = tuple(x[turned] if back else x for x, back in zip(values[states:], backward, strict=True))
+
+        def step(before: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+            place, *rest = row
+            after = tuple(map(_array, ctx.run(body, [*before, *rest])))
+            kept = tuple(jnp.where(place < size, new, old) for new, old in zip(after, before, strict=False))
+            return kept, tuple(jnp.where(place < size, y, jnp.zeros_like(y)) for y in after[states:])
+
+        final, rows = lax.scan(step, values[:states], (places, *inputs))
+        return (*final, *rows)
+
+    return jax.vmap(entry)(lengths, *initial_state_and_scan_inputs)

@@ -1,0 +1,387 @@
+"""Elementwise arithmetic, comparison, logic, casts and activations."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+from onnx import helper
+
+from jq.errors import ModelError, UnsupportedOp
+from jq.registry import Array, Context, astype, namespace, op, schema
+
+
+def _is_integer(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+# ---------------------------------------------------------------------------------------------
+# One operand
+# ---------------------------------------------------------------------------------------------
+
+_UNARY = {  # ONNX name -> the function of that name in numpy and in jax.numpy
+    "Abs": "abs", "Neg": "negative", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "rint", "Sqrt": "sqrt",
+    "Exp": "exp", "Log": "log", "IsNaN": "isnan", "Not": "logical_not", "BitwiseNot": "bitwise_not",
+    "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan",
+    "Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh", "Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh",
+}  # fmt: skip
+
+
+def _unary(name: str, function: str) -> None:
+    @op(name, host=True, layout="same")
+    def rule(x: Array) -> Array:
+        return getattr(namespace(x), function)(x)
+
+
+for _name, _function in _UNARY.items():
+    _unary(_name, _function)
+
+
+@op("Reciprocal", host=True, layout="same")
+def reciprocal(x: Array) -> Array:
+    return 1 / x
+
+
+@op("Erf", layout="same")
+def erf(x: Array) -> Array:
+    return lax.erf(x.astype(np.float32) if _is_integer(x) else x).astype(x.dtype)
+
+
+@op("IsInf", host=True, layout="same")
+def is_inf(x: Array, *, detect_negative: int, detect_positive: int) -> Array:
+    found = namespace(x).isinf(x)
+    if detect_negative and detect_positive:
+        return found
+    return found & ((x > 0) if detect_positive else (x < 0)) & bool(detect_positive or detect_negative)
+
+
+# ---------------------------------------------------------------------------------------------
+# Two operands
+# ---------------------------------------------------------------------------------------------
+
+
+def _call(function: str) -> Callable[[Array, Array], Array]:
+    return lambda a, b: getattr(namespace(a, b), function)(a, b)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Integers truncate, as in C."""
+    xp = namespace(a, b)
+    if not _is_integer(a):
+        return xp.true_divide(a, b)
+    return lax.div(*jnp.broadcast_arrays(a, b)) if xp is jnp else (a - np.fmod(a, b)) // b
+
+
+def _power(a: Array, b: Array) -> Array:
+    """The base may be an integer and the exponent a float, and the other way round; the base's type stays."""
+    xp = namespace(a, b)
+    if _is_integer(b) and not _is_integer(a):
+        b = astype(b, a.dtype)  # else int64 would widen float32
+    return astype(xp.power(a, b), a.dtype)
+
+
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": _call("add"), "Sub": _call("subtract"), "Mul": _call("multiply"), "Div": _divide, "Pow": _power,
+    "Equal": _call("equal"), "Greater": _call("greater"), "GreaterOrEqual": _call("greater_equal"),
+    "Less": _call("less"), "LessOrEqual": _call("less_equal"),
+    "And": _call("logical_and"), "Or": _call("logical_or"), "Xor": _call("logical_xor"),
+    "BitwiseAnd": _call("bitwise_and"), "BitwiseOr": _call("bitwise_or"), "BitwiseXor": _call("bitwise_xor"),
+}  # fmt: skip
+
+
+def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
+    @op(name, since=7, host=True, layout="same")
+    def rule(a: Array, b: Array) -> Array:
+        return function(a, b)
+
+    if schema(name, "", 1) is None:
+        return
+
+    @op(name, host=True)
+    def aligned(a: Array, b: Array, *, axis: int | None = None) -> Array:
+        """Before opset 7, `axis` says which axis of `a` the first one of `b` stands for."""
+        if axis is not None:
+            b = b.reshape(b.shape + (1,) * (a.ndim - axis % max(a.ndim, 1) - b.ndim))
+        return function(a, b)
+
+
+for _name, _binary_function in _BINARY.items():
+    _binary(_name, _binary_function)
+
+
+@op("Mod", host=True, layout="same")
+def mod(a: Array, b: Array, *, fmod: int) -> Array:
+    xp = namespace(a, b)
+    if fmod:
+        return xp.fmod(a, b)
+    y = xp.mod(a, b)
+    # jax.numpy gives a zero the sign of the dividend, numpy and ONNX that of the divisor.
+    return y if xp is np or _is_integer(a) else jnp.where(y == 0, jnp.copysign(y, b), y)
+
+
+@op("BitShift", host=True, layout="same")
+def bit_shift(a: Array, b: Array, *, direction: str) -> Array:
+    """Shifts by less than 0 or by the width and more leave the sign's extension only."""
+    xp, width = namespace(a, b), 8 * a.dtype.itemsize
+    inside = (b >= 0) & (b < width)
+    zero = xp.zeros((), a.dtype)
+    if direction == "LEFT":
+        return xp.where(inside, a << xp.where(inside, b, zero), zero)
+    shifted = a >> xp.where(inside, b, xp.asarray(width - 1, b.dtype))
+    return shifted if jnp.issubdtype(a.dtype, jnp.signedinteger) else xp.where(inside, shifted, zero)
+
+
+@op("Where", host=True, layout="same")
+def where(condition: Array, x: Array, y: Array) -> Array:
+    return namespace(condition, x, y).where(condition, x, y)
+
+
+# ---------------------------------------------------------------------------------------------
+# Any number of operands
+# ---------------------------------------------------------------------------------------------
+
+
+@op("Min", host=True, layout="same")
+def minimum(*data_0: Array) -> Array:
+    return functools.reduce(namespace(*data_0).minimum, data_0)
+
+
+@op("Max", host=True, layout="same")
+def maximum(*data_0: Array) -> Array:
+    return functools.reduce(namespace(*data_0).maximum, data_0)
+
+
+@op("Sum", host=True, layout="same")
+def add_all(*data_0: Array) -> Array:
+    return functools.reduce(namespace(*data_0).add, data_0)
+
+
+@op("Mean", host=True, layout="same")
+def mean(*data_0: Array) -> Array:
+    return add_all(*data_0) / len(data_0)
+
+
+@op("Einsum")
+def einsum(*inputs: Array, equation: str) -> Array:
+    return jnp.einsum(equation.replace(" ", ""), *inputs)
+
+
+@op("Clip", host=True, layout="same")
+def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
+    xp = namespace(x, min, max)
+    if min is not None:
+        x = xp.maximum(x, xp.asarray(min, x.dtype))
+    return x if max is None else xp.minimum(x, xp.asarray(max, x.dtype))
+
+
+# ---------------------------------------------------------------------------------------------
+# Casts
+# ---------------------------------------------------------------------------------------------
+
+_FLOAT8 = frozenset(map(np.dtype, ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")))
+_NARROW_INTEGERS = frozenset(map(np.dtype, ("int4", "uint4", "int2", "uint2")))
+
+
+def _bitcast(x: Array, dtype: Any) -> Array:
+    return x.view(dtype) if isinstance(x, np.ndarray) else lax.bitcast_convert_type(x, dtype)
+
+
+def _from_text(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    text = x.astype(np.str_)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return text.astype(np.float64).astype(dtype)
+    read = np.vectorize(lambda s: int(s) if s.lstrip("+-").isdecimal() else int(float(s)), otypes=[object])
+    return read(text).astype(dtype)
+
+
+def _to_text(x: Array) -> np.ndarray:
+    if not isinstance(x, np.ndarray):
+        raise UnsupportedOp("a cast to strings needs values that are known while tracing, and these depend on the data")
+    return x.astype(np.str_).astype(object)
+
+
+def _to_e8m0(x: Array, saturate: bool, round_mode: str) -> Array:
+    """A power of two as its exponent alone: 2 ** (code - 127), and 255 for NaN. Signs are dropped."""
+    xp = namespace(x)
+    bits = _bitcast(x.astype(np.float32), np.uint32)
+    exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    least = xp.where(exponent == 0, 0x400000, 0)  # 2 ** -127, code 0, is a subnormal float32
+    if round_mode not in ("up", "down", "nearest"):
+        raise ModelError(f"round_mode is {round_mode!r}; it must be 'up', 'down' or 'nearest'")
+    half = xp.where(exponent == 0, 0x600000, 0x400000)
+    rises = {"up": fraction > least, "down": fraction < 0, "nearest": fraction >= half}[round_mode]
+    code = exponent + rises
+    invalid = (exponent == 255) & (fraction != 0)
+    if saturate:
+        code = xp.minimum(code, 254)
+    else:
+        invalid = invalid | (code >= 255) | ((exponent == 0) & (fraction < least))
+    return _bitcast(xp.where(invalid, 255, code).astype(np.uint8), np.dtype(ml_dtypes.float8_e8m0fnu))
+
+
+def _to_float8(x: Array, dtype: np.dtype, saturate: bool, opset: int) -> Array:
+    xp, limit = namespace(x), float(ml_dtypes.finfo(dtype).max)
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 1 else x.astype(np.float32)
+    if saturate:
+        limited = xp.clip(x, xp.asarray(-limit, x.dtype), xp.asarray(limit, x.dtype))
+        # Before opset 24 an infinity became NaN where the type has no infinity and no negative zero.
+        x = xp.where(xp.isinf(x), x, limited) if opset < 24 and dtype.name.endswith("uz") else limited
+    return x.astype(dtype)
+
+
+def _cast(x: Array, dtype: np.dtype, saturate: bool, round_mode: str, opset: int) -> Array:
+    if dtype.kind in "OUS":
+        return _to_text(x)
+    if x.dtype == object:
+        return _from_text(x, dtype)
+    if dtype == ml_dtypes.float8_e8m0fnu:
+        return _to_e8m0(x, saturate, round_mode)
+    if dtype in _FLOAT8:
+        return _to_float8(x, dtype, saturate, opset)
+    if dtype in _NARROW_INTEGERS and x.dtype.itemsize > 1:
+        x = x.astype(np.int32)  # XLA would saturate a float; higher bits are dropped, as from any integer
+    return astype(x, dtype)
+
+
+@op("Cast", host=True, layout="same")
+def cast(x: Array, *, to: int, saturate: int = 1, round_mode: str = "up", ctx: Context) -> Array:
+    return _cast(x, np.dtype(helper.tensor_dtype_to_np_dtype(to)), bool(saturate), round_mode, ctx.opset)
+
+
+@op("CastLike", host=True, layout=())
+def cast_like(x: Array, target_type: Array, *, saturate: int = 1, round_mode: str = "up", ctx: Context) -> Array:
+    return _cast(x, np.dtype(target_type.dtype), bool(saturate), round_mode, ctx.opset)
+
+
+@op("BitCast", layout="same")
+def bit_cast(x: Array, *, to: int) -> Array:
+    dtype = jax.dtypes.canonicalize_dtype(helper.tensor_dtype_to_np_dtype(to))
+    if x.dtype == np.bool_ or dtype == np.bool_:
+        return x.astype(dtype)
+    return _bitcast(x, dtype)
+
+
+# ---------------------------------------------------------------------------------------------
+# Activations
+# ---------------------------------------------------------------------------------------------
+
+
+@op("Relu", layout="same")
+def relu(x: Array) -> Array:
+    return jax.nn.relu(x)
+
+
+@op("LeakyRelu", layout="same")
+def leaky_relu(x: Array, *, alpha: float) -> Array:
+    return jnp.where(x < 0, alpha * x, x)
+
+
+@op("PRelu", since=7, layout="same")
+def prelu(x: Array, slope: Array) -> Array:
+    return jnp.where(x < 0, slope * x, x)
+
+
+@op("PRelu")
+def prelu_by_channel(x: Array, slope: Array) -> Array:
+    """Before opset 7 the slope is one number, or one per channel."""
+    return prelu(x, slope.reshape(-1, *(1,) * (x.ndim - 2)))
+
+
+@op("ThresholdedRelu", layout="same")
+def thresholded_relu(x: Array, *, alpha: float) -> Array:
+    return jnp.where(x > alpha, x, jnp.zeros((), x.dtype))
+
+
+@op("Elu", layout="same")
+def elu(x: Array, *, alpha: float) -> Array:
+    return jax.nn.elu(x, alpha)
+
+
+@op("Celu", layout="same")
+def celu(x: Array, *, alpha: float) -> Array:
+    return jax.nn.celu(x, alpha)
+
+
+@op("Selu", layout="same")
+def selu(x: Array, *, alpha: float, gamma: float) -> Array:
+    return gamma * jax.nn.elu(x, alpha)
+
+
+@op("Sigmoid", layout="same")
+def sigmoid(x: Array) -> Array:
+    return jax.nn.sigmoid(x)
+
+
+@op("HardSigmoid", layout="same")
+def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
+    return jnp.clip(alpha * x + beta, 0, 1)
+
+
+@op("HardSwish", layout="same")
+def hard_swish(x: Array) -> Array:
+    return x * jnp.clip(x * (1 / 6) + 0.5, 0, 1)
+
+
+@op("Softplus", layout="same")
+def softplus(x: Array) -> Array:
+    return jax.nn.softplus(x)
+
+
+@op("Softsign", layout="same")
+def softsign(x: Array) -> Array:
+    return jax.nn.soft_sign(x)
+
+
+@op("Mish", layout="same")
+def mish(x: Array) -> Array:
+    return jax.nn.mish(x)
+
+
+@op("Swish", layout="same")
+def swish(x: Array, *, alpha: float) -> Array:
+    return x * jax.nn.sigmoid(alpha * x)
+
+
+@op("SwiGLU", layout="same")
+def swiglu(a: Array, b: Array, *, alpha: float) -> Array:
+    return swish(a, alpha=alpha) * b
+
+
+@op("Gelu", layout="same")
+def gelu(x: Array, *, approximate: str = "none") -> Array:
+    if approximate == "tanh":
+        return jax.nn.gelu(x, approximate=True)
+    # By erf, as ONNX has it. The erfc of jax.nn is slower, and exact only where the value is next to 0.
+    return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
+
+
+@op("QuickGelu", domain="com.microsoft", layout="same")
+def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
+    return swish(x, alpha=alpha)
+
+
+@op("Gelu", domain="com.microsoft", layout="same")
+def microsoft_gelu(x: Array) -> Array:
+    return gelu(x)
+
+
+@op("BiasGelu", domain="com.microsoft", layout="same")
+def bias_gelu(a: Array, b: Array) -> Array:
+    return gelu(a + b)
+
+
+@op("FastGelu", domain="com.microsoft", layout="same")
+def fast_gelu(x: Array, bias: Array | None = None) -> Array:
+    return gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@op("Shrink", layout="same")
+def shrink(x: Array, *, bias: float, lambd: float) -> Array:
+    return jnp.where(x < -lambd, x + bias, jnp.where(x > lambd, x - bias, 0)).astype(x.dtype)

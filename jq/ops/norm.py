@@ -1,0 +1,226 @@
+"""Normalization and softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from onnx import helper
+
+from jq.errors import ModelError
+from jq.registry import Array, Context, op
+
+
+def _stash(x: Array, stash_type: int = 1) -> Any:
+    """The type to compute statistics in: at least the one that the node asks for."""
+    return jnp.promote_types(x.dtype, helper.tensor_dtype_to_np_dtype(stash_type))
+
+
+def _standardized(x: Array, axes: int | Sequence[int], epsilon: float) -> tuple[Array, Array, Array]:
+    """(x - mean) / sqrt(variance + epsilon), with the mean and the factor."""
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    centered = x - mean
+    inverse = lax.rsqrt(jnp.mean(centered * centered, axis=axes, keepdims=True) + epsilon)
+    return centered * inverse, mean, inverse
+
+
+# ---------------------------------------------------------------------------------------------
+# Over the batch
+# ---------------------------------------------------------------------------------------------
+
+
+def _batch_normalized(x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float) -> Array:
+    """One multiply-add per element of channels-last `x`; the rest is per channel."""
+    # Before opset 9 with spatial=0 the statistics are those of every position, (C, *spatial).
+    scale, b, mean, var = (v if v.ndim <= 1 else jnp.moveaxis(v, 0, -1) for v in (scale, b, mean, var))
+    factor = scale * lax.rsqrt(var + epsilon)
+    return (x * factor + (b - mean * factor)).astype(x.dtype)
+
+
+def _batch_statistics(x: Array, scale: Array) -> tuple[Array, Array]:
+    wide = x.astype(_stash(x))
+    axes = 0 if scale.ndim > 1 else tuple(range(x.ndim - 1))
+    mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
+    return (jnp.moveaxis(mean, -1, 0), jnp.moveaxis(var, -1, 0)) if scale.ndim > 1 else (mean, var)
+
+
+@op("BatchNormalization", since=14, layout="last")
+def batch_normalization(
+    x: Array, scale: Array, b: Array, input_mean: Array, input_var: Array, *, epsilon: float, momentum: float,
+    training_mode: int,
+) -> Any:  # fmt: skip
+    if not training_mode:
+        return _batch_normalized(x, scale, b, input_mean, input_var, epsilon)
+    mean, var = _batch_statistics(x, scale)
+    running = [(r * momentum + s * (1 - momentum)).astype(r.dtype) for r, s in ((input_mean, mean), (input_var, var))]
+    return _batch_normalized(x, scale, b, mean, var, epsilon), *running
+
+
+@op("BatchNormalization", layout="last")
+def batch_normalization_by_outputs(
+    x: Array, scale: Array, b: Array, mean: Array, var: Array, *, epsilon: float, momentum: float, is_test: int = 0,
+    ctx: Context,
+) -> Any:  # fmt: skip
+    """Before opset 14 a node trains if it names more outputs than the first."""
+    training = ctx.wants(1) and not is_test
+    results = batch_normalization(x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, training_mode=training)
+    return (*results, *_batch_statistics(x, scale)) if training else results
+
+
+# ---------------------------------------------------------------------------------------------
+# Over axes of one sample
+# ---------------------------------------------------------------------------------------------
+
+
+@op("InstanceNormalization", layout="last")
+def instance_normalization(x: Array, scale: Array, b: Array, *, epsilon: float) -> Array:
+    y, *_ = _standardized(x.astype(_stash(x)), tuple(range(1, x.ndim - 1)), epsilon)
+    return (y * scale + b).astype(x.dtype)
+
+
+@op("GroupNormalization", since=21, layout="last")
+def group_normalization(
+    x: Array, scale: Array, bias: Array, *, epsilon: float, num_groups: int, stash_type: int = 1
+) -> Array:
+    if num_groups < 1 or x.shape[-1] % num_groups:
+        raise ModelError(f"num_groups is {num_groups}, which does not divide the {x.shape[-1]} channels")
+    grouped = x.astype(_stash(x, stash_type)).reshape(x.shape[0], -1, num_groups, x.shape[-1] // num_groups)
+    y, *_ = _standardized(grouped, (1, 3), epsilon)
+    return y.reshape(x.shape).astype(x.dtype) * scale + bias
+
+
+@op("GroupNormalization", layout="last")
+def group_normalization_by_group(x: Array, scale: Array, bias: Array, *, epsilon: float, num_groups: int) -> Array:
+    """Before opset 21 scale and bias are given per group."""
+    scale, bias = (jnp.repeat(v, x.shape[-1] // num_groups) for v in (scale, bias))
+    return group_normalization(x, scale, bias, epsilon=epsilon, num_groups=num_groups)
+
+
+@op("LayerNormalization")
+def layer_normalization(
+    x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Array, Array, Array]:
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    y, mean, inverse = _standardized(x.astype(_stash(x, stash_type)), axes, epsilon)
+    y = y.astype(x.dtype) * scale
+    return y if b is None else y + b, mean, inverse
+
+
+def _rms(x: Array, scale: Array, axis: int, epsilon: float, stash_type: int) -> tuple[Array, Array]:
+    wide = x.astype(_stash(x, stash_type))
+    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True) + epsilon)
+    return (wide * inverse).astype(x.dtype) * scale, inverse
+
+
+@op("RMSNormalization")
+def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
+    return _rms(x, scale, axis, epsilon, stash_type)[0]
+
+
+@op("SimplifiedLayerNormalization")
+@op("SimplifiedLayerNormalization", domain="com.microsoft")
+def simplified_layer_normalization(
+    x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Array, Array]:
+    """onnxruntime's name of RMSNormalization, which it puts into ONNX's own domain too."""
+    return _rms(x, scale, axis, epsilon, stash_type)
+
+
+@op("SkipLayerNormalization", domain="com.microsoft")
+def skip_layer_normalization(
+    x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None, *, epsilon: float = 1e-12
+) -> tuple[Array, Array, Array, Array]:
+    total = x + skip if bias is None else x + skip + bias
+    return *layer_normalization(total, gamma, beta, epsilon=epsilon), total
+
+
+@op("SkipSimplifiedLayerNormalization", domain="com.microsoft")
+def skip_simplified_layer_normalization(
+    x: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
+) -> tuple[Array, Array, Array, Array]:
+    """Its second output, the mean, is always absent."""
+    total = x + skip if bias is None else x + skip + bias
+    y, inverse = _rms(total, gamma, -1, epsilon, 1)
+    return y, jnp.zeros_like(inverse), inverse, total
+
+
+@op("EmbedLayerNormalization", domain="com.microsoft")
+def embed_layer_normalization(
+    input_ids: Array, segment_ids: Array | None, word_embedding: Array, position_embedding: Array,
+    segment_embedding: Array | None, gamma: Array, beta: Array, mask: Array | None = None,
+    position_ids: Array | None = None, *, epsilon: float = 1e-12,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    positions = jnp.arange(input_ids.shape[1]) if position_ids is None else position_ids
+    total = word_embedding[input_ids] + position_embedding[positions]
+    if segment_ids is not None and segment_embedding is not None:
+        total = total + segment_embedding[segment_ids]
+    count = jnp.zeros(len(input_ids), jnp.int32) if mask is None else jnp.sum(mask, axis=1, dtype=jnp.int32)
+    return layer_normalization(total, gamma, beta, epsilon=epsilon)[0], count, total
+
+
+@op("MeanVarianceNormalization", layout=("axes",))
+def mean_variance_normalization(x: Array, *, axes: Any = (0, 2, 3)) -> Array:
+    axes = tuple(int(a) for a in axes)
+    centered = x - jnp.mean(x, axis=axes, keepdims=True)
+    return centered / (jnp.sqrt(jnp.mean(centered * centered, axis=axes, keepdims=True)) + 1e-9)
+
+
+@op("LpNormalization", layout=("axis",))
+def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
+    total = jnp.sum(jnp.abs(x) if p == 1 else x * x, axis=axis, keepdims=True)
+    positive = jnp.where(total == 0, 1, total)  # a zero vector stays zero, and its gradient finite
+    return x / (positive if p == 1 else jnp.sqrt(positive))
+
+
+@op("LRN", layout="last")
+def lrn(x: Array, *, alpha: float, beta: float, bias: float, size: int) -> Array:
+    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta"""
+    window, pads = (1,) * (x.ndim - 1) + (size,), [(0, 0)] * (x.ndim - 1) + [((size - 1) // 2, size // 2)]
+    total = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, window, (1,) * x.ndim, pads)
+    return x * jnp.power(bias + (alpha / size) * total, -beta)
+
+
+# ---------------------------------------------------------------------------------------------
+# Softmax
+# ---------------------------------------------------------------------------------------------
+
+
+def _trailing(x: Array, axis: int) -> tuple[int, ...]:
+    """Before opset 13 these operators saw a matrix: the axes from `axis` on were one."""
+    return tuple(range(axis % x.ndim, x.ndim))
+
+
+@op("Softmax", since=13, layout=("axis",))
+def softmax(x: Array, *, axis: int) -> Array:
+    return jax.nn.softmax(x, axis=axis)
+
+
+@op("Softmax")
+def softmax_of_matrix(x: Array, *, axis: int) -> Array:
+    return jax.nn.softmax(x, axis=_trailing(x, axis))
+
+
+@op("LogSoftmax", since=13, layout=("axis",))
+def log_softmax(x: Array, *, axis: int) -> Array:
+    return jax.nn.log_softmax(x, axis=axis)
+
+
+@op("LogSoftmax")
+def log_softmax_of_matrix(x: Array, *, axis: int) -> Array:
+    return jax.nn.log_softmax(x, axis=_trailing(x, axis))
+
+
+@op("Hardmax", since=13, layout=("axis",))
+def hardmax(x: Array, *, axis: int) -> Array:
+    return jax.nn.one_hot(jnp.argmax(x, axis=axis), x.shape[axis], axis=axis, dtype=x.dtype)
+
+
+@op("Hardmax")
+def hardmax_of_matrix(x: Array, *, axis: int) -> Array:
+    matrix = x.reshape(math.prod(x.shape[: axis % x.ndim]), -1)
+    return hardmax(matrix, axis=-1).reshape(x.shape)

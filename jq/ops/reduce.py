@@ -1,0 +1,126 @@
+"""Reductions and running sums over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.registry import Array, astype, namespace, op
+
+
+def _axes(axes: Any, noop_with_empty_axes: int) -> tuple[int, ...] | None:
+    """Absent and empty mean the same: all axes, or none if the node says so."""
+    if axes is None or np.size(axes) == 0:
+        return () if noop_with_empty_axes else None
+    return tuple(int(a) for a in np.ravel(axes))
+
+
+def _wide(x: Array) -> Array:
+    """Halves as float32, so that their squares and sums do not overflow."""
+    return x.astype(np.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
+
+
+def _extreme(dtype: Any, sign: int) -> Any:
+    """What the maximum (-1) or minimum (1) of nothing is."""
+    if dtype == np.bool_:
+        return sign > 0
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).min if sign < 0 else jnp.iinfo(dtype).max
+    return sign * np.inf
+
+
+def _max(xp: Any, x: Array, **kw: Any) -> Array:
+    if x.size:
+        return xp.max(x, **kw)
+    return xp.max(x, initial=_extreme(x.dtype, -1), **kw)
+
+
+def _min(xp: Any, x: Array, **kw: Any) -> Array:
+    if x.size:
+        return xp.min(x, **kw)
+    return xp.min(x, initial=_extreme(x.dtype, 1), **kw)
+
+
+def _sum(xp: Any, x: Array, **kw: Any) -> Array:
+    return xp.sum(x, dtype=x.dtype, **kw)  # numpy would widen small integers
+
+
+def _mean(xp: Any, x: Array, **kw: Any) -> Array:
+    return xp.mean(_wide(x), **kw)
+
+
+_REDUCTIONS: dict[str, Callable[..., Array]] = {
+    "ReduceMax": _max,
+    "ReduceMin": _min,
+    "ReduceSum": _sum,
+    "ReduceMean": _mean,
+    "ReduceProd": lambda xp, x, **kw: xp.prod(x, dtype=x.dtype, **kw),
+    "ReduceL1": lambda xp, x, **kw: _sum(xp, xp.abs(_wide(x)), **kw),
+    "ReduceL2": lambda xp, x, **kw: xp.sqrt(_sum(xp, xp.square(_wide(x)), **kw)),
+    "ReduceLogSum": lambda xp, x, **kw: xp.log(_sum(xp, _wide(x), **kw)),
+    "ReduceSumSquare": lambda xp, x, **kw: _sum(xp, xp.square(_wide(x)), **kw),
+}
+
+
+def _reduction(name: str, function: Callable[..., Array]) -> None:
+    @op(name, static=("axes",), host=True, layout=("axes",))
+    def rule(data: Array, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Array:
+        reduced = function(namespace(data), data, axis=_axes(axes, noop_with_empty_axes), keepdims=bool(keepdims))
+        return astype(reduced, data.dtype)
+
+
+for _name, _function in _REDUCTIONS.items():
+    _reduction(_name, _function)
+
+
+@op("ReduceLogSumExp", static=("axes",), layout=("axes",))
+def reduce_log_sum_exp(
+    data: Array, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0
+) -> Array:
+    axis = _axes(axes, noop_with_empty_axes)
+    wide = data if jnp.issubdtype(data.dtype, jnp.floating) else data.astype(np.float32)
+    return jax.nn.logsumexp(_wide(wide), axis=axis, keepdims=bool(keepdims)).astype(data.dtype)
+
+
+def _arg(name: str, data: Array, axis: int, keepdims: int, last: int) -> Array:
+    xp = namespace(data)
+    if last:
+        found = data.shape[axis] - 1 - getattr(xp, name)(xp.flip(data, axis), axis=axis, keepdims=bool(keepdims))
+    else:
+        found = getattr(xp, name)(data, axis=axis, keepdims=bool(keepdims))
+    return astype(found, np.int64)
+
+
+@op("ArgMax", host=True, layout=("axis",))
+def arg_max(data: Array, *, axis: int, keepdims: int, select_last_index: int = 0) -> Array:
+    return _arg("argmax", data, axis, keepdims, select_last_index)
+
+
+@op("ArgMin", host=True, layout=("axis",))
+def arg_min(data: Array, *, axis: int, keepdims: int, select_last_index: int = 0) -> Array:
+    return _arg("argmin", data, axis, keepdims, select_last_index)
+
+
+def _running(name: str, unit: int, x: Array, axis: Array, exclusive: int, reverse: int) -> Array:
+    """A sum or product over all elements up to each one; `exclusive` leaves that one out."""
+    xp, index = namespace(x), int(np.ravel(axis)[0])
+    x = xp.flip(x, index) if reverse else x
+    if exclusive:
+        first = xp.full_like(xp.take(x, np.array([0]), axis=index), unit)
+        x = xp.concatenate([first, xp.take(x, np.arange(x.shape[index] - 1), axis=index)], axis=index)
+    y = getattr(xp, name)(x, axis=index, dtype=x.dtype)
+    return xp.flip(y, index) if reverse else y
+
+
+@op("CumSum", static=("axis",), host=True, layout=("axis",))
+def cum_sum(x: Array, axis: Array, *, exclusive: int, reverse: int) -> Array:
+    return _running("cumsum", 0, x, axis, exclusive, reverse)
+
+
+@op("CumProd", static=("axis",), host=True, layout=("axis",))
+def cum_prod(x: Array, axis: Array, *, exclusive: int, reverse: int) -> Array:
+    return _running("cumprod", 1, x, axis, exclusive, reverse)

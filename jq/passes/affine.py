@@ -1,0 +1,122 @@
+"""A scale and shift of each channel after a linear operator belongs into its weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.passes.edit import fresh
+
+LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+def fuse_affine(graph: Graph) -> Graph:
+    """Return the graph with Add, Sub, Mul and Div by per-channel constants after Conv, ConvTranspose and Gemm fused."""
+    taken = set(graph.tensors)
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        linear = next(filter(None, (linear_before(graph, i) for i in node.inputs)), None)
+        if linear is None or linear in nodes or (found := _scale_and_shift(graph, node, linear)) is None:
+            continue
+        if (fused := absorb(graph, linear, *found, taken)) is not None:
+            nodes |= {linear: fused[0].replace(outputs=node.outputs), node: None}
+            arrays |= fused[1]
+    return graph.edit(nodes, arrays) if nodes else graph
+
+
+def linear_before(graph: Graph, name: str) -> Node | None:
+    """The linear operator that makes a tensor for one reader only."""
+    node = graph.producer.get(name)
+    return node if node and node.op_type in LINEAR and not node.domain and graph.sole_reader(name) else None
+
+
+def absorb(
+    graph: Graph, node: Node, scale: np.ndarray, shift: np.ndarray, taken: set[str]
+) -> tuple[Node, dict[str, np.ndarray]] | None:
+    """A linear operator and its new arrays, such that it computes `scale * y + shift`; None if it cannot.
+
+    Arrays that others read too are not touched: the node gets its own, under names not in `taken`.
+    """
+    weight, bias = graph.params.get(node.inputs[1]), np.zeros(1)
+    if weight is None or weight.ndim < 2 or not _is_float(weight.dtype) or node.inputs.count(node.inputs[1]) > 1:
+        return None
+    if len(node.inputs) > 2 and node.inputs[2]:
+        if (given := graph.params.get(node.inputs[2])) is None:
+            return None
+        bias = given.astype(np.float64)
+    attrs = dict(node.attrs)
+    if node.op_type == "Gemm":
+        bias = bias * attrs.pop("beta", 1.0)
+        if graph.opset() < 7:
+            attrs["broadcast"] = 1
+    count = _channels(node, weight)
+    if not {1, count} >= {scale.size, shift.size, *bias.shape[-1:]}:
+        return None
+    with np.errstate(all="ignore"):
+        new_weight = (weight.astype(np.float64) * _beside(node, weight, scale)).astype(weight.dtype)
+        new_bias = (bias * scale + shift + np.zeros(count)).astype(weight.dtype)
+    if not all(np.isfinite(a.astype(np.float64)).all() for a in (new_weight, new_bias)):
+        return None
+    weight_name = _own(graph, node, 1, "weight", taken) if scale.size > 1 or scale.item() != 1 else node.inputs[1]
+    bias_name = _own(graph, node, 2, "bias", taken)
+    inputs = (node.inputs[0], weight_name, bias_name)
+    return node.replace(inputs=inputs, attrs=attrs), {weight_name: new_weight, bias_name: new_bias}
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"  # which is no float to numpy
+
+
+def _channels(node: Node, weight: np.ndarray) -> int:
+    """The number of output channels."""
+    if node.op_type == "ConvTranspose":
+        return weight.shape[1] * node.attrs.get("group", 1)
+    return weight.shape[1 if node.op_type == "Gemm" and not node.attrs.get("transB", 0) else 0]
+
+
+def _beside(node: Node, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """One factor for each output channel, in a shape that broadcasts with the weight."""
+    ones = (1,) * (weight.ndim - 2)
+    if scale.size == 1:
+        return scale.reshape(1, 1, *ones)
+    if node.op_type == "Conv":
+        return scale.reshape(-1, 1, *ones)
+    if node.op_type == "Gemm":
+        return scale.reshape((-1, 1) if node.attrs.get("transB", 0) else (1, -1))
+    # ConvTranspose: (in, out / group, ...), where the rows of a group stand together
+    by_group = scale.reshape(-1, weight.shape[1])
+    return by_group.repeat(weight.shape[0] // len(by_group), axis=0).reshape(*weight.shape[:2], *ones)
+
+
+def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> str:
+    """A name for an array of this node alone: the present one if nobody else reads it."""
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    if name and graph.sole_reader(name):
+        return name
+    return fresh(f"{node.label}.{role}", taken)
+
+
+def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray, np.ndarray] | None:
+    """What an elementwise node does to each channel of a linear operator's output."""
+    if node.op_type not in {"Add", "Sub", "Mul", "Div"} or node.domain:
+        return None
+    first = node.inputs[0] in linear.outputs
+    weight, constant = graph.params.get(linear.inputs[1]), graph.params.get(node.inputs[1 if first else 0])
+    if weight is None or constant is None or (node.op_type == "Div" and not first):
+        return None
+    if graph.opset() < 7 and node.attrs.get("axis", -1) >= 0:  # where the constant's first axis goes
+        constant = constant.reshape(*constant.shape, *(1,) * (weight.ndim - node.attrs["axis"] - constant.ndim))
+    aligned = (1,) * (weight.ndim - constant.ndim) + constant.shape
+    if len(aligned) != weight.ndim or constant.size != aligned[1]:
+        return None
+    value = constant.astype(np.float64).reshape(-1)
+    one, zero = np.ones(1), np.zeros(1)
+    match node.op_type:
+        case "Add":
+            return one, value
+        case "Sub":
+            return (one, -value) if first else (-one, value)
+        case "Mul":
+            return value, zero
+    return (1 / value, zero) if value.all() else None

@@ -1,0 +1,30 @@
+"""If with a condition that is known: exporters leave them where a rank decides what to do."""
+
+from __future__ import annotations
+
+from jq.graph import Graph, Node
+from jq.passes.edit import fresh, rename
+
+
+def inline_branches(graph: Graph) -> Graph:
+    """Return the graph with the branch that is taken in place of each If whose condition is a constant."""
+    taken, labels = set(graph.tensors), {n.name for n in graph.nodes}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        known = node.op_type == "If" and not node.domain and node.inputs and node.inputs[0] in graph.constants
+        nodes += _branch(node, bool(graph.constants[node.inputs[0]].all()), taken, labels) if known else [node]
+    return graph if tuple(nodes) == graph.nodes else graph.replace(nodes=tuple(nodes))
+
+
+def _branch(node: Node, condition: bool, taken: set[str], labels: set[str]) -> list[Node]:
+    body = node.subgraphs.get("then_branch" if condition else "else_branch")
+    if body is None:
+        return [node]
+    # Two branches may use one name for different tensors or nodes; out here they would collide.
+    names = {o: fresh(f"{node.label}/{o}", taken) for o in body.producer}
+    sources = [names.get(v.name, v.name) for v in body.outputs]
+    inner = [n.replace(name=n.name and fresh(n.name, labels)) for n in rename(body, names).nodes]
+    ends = [
+        Node("Identity", (s,), (o,), {}, f"{node.label}/{o}") for s, o in zip(sources, node.outputs, strict=False) if o
+    ]
+    return [*inner, *ends]

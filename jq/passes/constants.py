@@ -1,0 +1,98 @@
+"""Nodes that compute on constants only are computed now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from jq.errors import Error
+from jq.graph import Graph, Node, node_proto
+from jq.registry import schema
+from jq.trace import evaluate
+
+RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+# An Expand or ConstantOfShape is shorter than what it makes. What is larger than its inputs is folded
+# while it is small, or is a weight's size and the model stays ordinary.
+_SMALL, _WEIGHT, _MODEL = 1 << 16, 1 << 24, 1 << 28
+_SKELETON_BYTES = 4096  # larger inputs hold no shape
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Return the graph with every node computed whose inputs are all weights or constants.
+
+    Left alone are random operators, Quantize- and DequantizeLinear, control flow, operators without a
+    rule, and what would make the model much larger.
+    """
+    arrays = dict(graph.arrays)
+    room = _MODEL - sum(a.nbytes for a in arrays.values())
+    folded: dict[Node, None] = {}
+    for node in graph.nodes:
+        if (
+            node.op_type in RANDOM
+            or quantizes(node)
+            or node.subgraphs
+            or not all(i in arrays for i in node.inputs if i)
+        ):
+            continue
+        inputs = {i: arrays[i] for i in node.inputs if i}
+        limit = max(sum(a.nbytes for a in inputs.values()), _SMALL, min(_WEIGHT, room))
+        results = _results(node, graph.opset(node.domain), inputs, limit)
+        if results is not None:
+            arrays |= results
+            room -= sum(a.nbytes for a in results.values())
+            folded[node] = None
+    return graph.edit(folded, arrays) if folded else graph
+
+
+def quantizes(node: Node) -> bool:
+    """Whether a node is one of ONNX's or a vendor's quantizers, which make a quantized model what it is."""
+    return "uantize" in node.op_type or node.op_type.endswith("FixNeuron")
+
+
+def _results(node: Node, opset: int, inputs: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray] | None:
+    if _inferred_bytes(node, opset, inputs) > limit:  # before anything of that size is made
+        return None
+    try:
+        computed = evaluate(node, opset, inputs)
+    except Error:  # no rule, or operands that do not fit: who traces the graph is told
+        return None
+    results = {k: v for k, v in zip(node.outputs, computed, strict=False) if k}
+    if not all(isinstance(v, np.ndarray) for v in results.values()) or sum(v.nbytes for v in results.values()) > limit:
+        return None
+    return results
+
+
+def _inferred_bytes(node: Node, opset: int, inputs: Mapping[str, np.ndarray]) -> int:
+    """The bytes that ONNX's inference expects of a node's outputs; 0 where it cannot tell."""
+    found = schema(node.op_type, node.domain, opset)
+    if found is None:
+        return 0
+    types = {k: onnx.helper.make_tensor_type_proto(_elem(a), a.shape) for k, a in inputs.items()}
+    data = {
+        k: numpy_helper.from_array(a) for k, a in inputs.items() if a.nbytes <= _SKELETON_BYTES and a.dtype != object
+    }
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            found, node_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)]
+        )
+    except Exception:  # onnx's C++ raises many kinds
+        return 0
+    return sum(_bytes(kind.tensor_type) for kind in inferred.values())
+
+
+def _bytes(tensor: onnx.TypeProto.Tensor) -> int:
+    dims = [d.dim_value for d in tensor.shape.dim if d.HasField("dim_value")]
+    if not tensor.elem_type or not tensor.HasField("shape") or len(dims) < len(tensor.shape.dim):
+        return 0
+    return math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+
+
+def _elem(array: np.ndarray) -> int:
+    return onnx.TensorProto.STRING if array.dtype == object else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)

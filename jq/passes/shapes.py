@@ -1,0 +1,153 @@
+"""What is computed from static shapes is a constant.
+
+Small integer tensors are followed element by element through the operators that move elements about.
+An element is a number, or a *code* that stands for a dim known by its name only. An operator that
+copies elements copies codes too, so its own rule tells where each dim ends up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from jq.errors import Error
+from jq.graph import Graph, Node, Value
+from jq.passes.edit import fresh, undeclared
+from jq.trace import evaluate
+
+_MOVES = frozenset(
+    {"Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+_ARITHMETIC = frozenset({"Add", "Div", "Max", "Min", "Mod", "Mul", "Sub"})
+_INTEGERS: dict[int, np.dtype] = {6: np.dtype(np.int32), 7: np.dtype(np.int64)}  # what Cast calls them
+_SIZE = 1024  # elements: no shape is as long
+_CODES = -(1 << 62)  # far below every number that a shape computation meets
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ints:
+    """An integer tensor, some elements of which may be codes."""
+
+    elements: np.ndarray  # int64
+    dtype: np.dtype
+
+    @property
+    def coded(self) -> np.ndarray:
+        return self.elements < _CODES // 2
+
+    @property
+    def known(self) -> bool:
+        return not self.coded.any()
+
+
+class _Codes:
+    """Hands out codes: one for each named dim, and one for each element of which nothing is known."""
+
+    def __init__(self) -> None:
+        self.given: dict[object, int] = {}
+
+    def of(self, dim: object) -> int:
+        return self.given.setdefault(dim, _CODES + len(self.given))
+
+    def new(self) -> int:
+        return self.of(object())
+
+    def dims(self, value: Value | None) -> list[int] | None:
+        """The dims of a tensor: numbers where they are static."""
+        if value is None or value.shape is None:
+            return None
+        dims = ((value.name, i) if d is None else d for i, d in enumerate(value.shape))
+        return [d if isinstance(d, int) else self.of(d) for d in dims]
+
+
+def fold_shapes(graph: Graph) -> Graph:
+    """Return the graph with static shapes, and what is computed from them, as constants.
+
+    Where the batch is dynamic, the target of a Reshape becomes a constant with 0 (this dim as before)
+    and -1 (what remains), if that is certain.
+    """
+    if not any(n.op_type in ("Shape", "Size") for n in graph.nodes):
+        return graph
+    types = undeclared(graph).values
+    codes, taken = _Codes(), set(graph.tensors)
+    small = {k: a for k, a in graph.arrays.items() if a.dtype in _INTEGERS.values() and a.size <= _SIZE}
+    found = {k: _Ints(a.astype(np.int64), a.dtype) for k, a in small.items()}
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        results = dict(_follow(node, graph.opset(node.domain), found, types, codes))
+        found |= results
+        if results and all(r.known for r in results.values()):
+            nodes[node] = None
+            arrays |= {k: r.elements.astype(r.dtype) for k, r in results.items()}
+        elif (target := _target(graph, node, found, types, codes)) is not None:
+            name = fresh(f"{node.label}.shape", taken)
+            nodes[node] = node.replace(inputs=(node.inputs[0], name))
+            arrays[name] = target
+    return graph.edit(nodes, arrays) if nodes else graph
+
+
+def _follow(
+    node: Node, opset: int, found: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
+) -> Iterator[tuple[str, _Ints]]:
+    """What is known of a node's outputs."""
+    if node.domain or not node.inputs or not node.inputs[0]:
+        return
+    if node.op_type in ("Shape", "Size"):
+        dims = codes.dims(types.get(node.inputs[0]))
+        if dims is not None and node.op_type == "Shape":
+            part = dims[node.attrs.get("start", 0) : node.attrs.get("end")]
+            yield node.outputs[0], _Ints(np.array(part, np.int64), np.dtype(np.int64))
+        elif dims is not None and all(d >= 0 for d in dims):
+            yield node.outputs[0], _Ints(np.array(np.prod(dims, dtype=np.int64)), np.dtype(np.int64))
+        return
+    if not all(i in found for i in node.inputs if i):
+        return
+    given = {i: found[i] for i in node.inputs if i}
+    dtype = found[node.inputs[0]].dtype
+    try:
+        if node.op_type == "Cast":
+            to = _INTEGERS.get(node.attrs.get("to", 0))
+            if to is not None:
+                yield node.outputs[0], _Ints(found[node.inputs[0]].elements, to)
+        elif node.op_type == "Concat" or (node.op_type in _MOVES and all(found[i].known for i in node.inputs[1:] if i)):
+            results = evaluate(node, opset, {i: g.elements for i, g in given.items()})
+            yield from (
+                (o, _Ints(r, dtype)) for o, r in zip(node.outputs, results, strict=False) if o and r.size <= _SIZE
+            )
+        elif node.op_type in _ARITHMETIC:
+            yield node.outputs[0], _Ints(_arithmetic(node, opset, given, codes), dtype)
+    except Error:  # a broken node is reported where it is traced
+        return
+
+
+def _arithmetic(node: Node, opset: int, given: Mapping[str, _Ints], codes: _Codes) -> np.ndarray:
+    """An elementwise node's output; of what comes from a code nothing is known."""
+    (result,) = evaluate(node, opset, {i: np.where(g.coded, 1, g.elements) for i, g in given.items()})
+    touched = np.zeros(result.shape, bool)
+    for operand in given.values():
+        touched |= operand.coded
+    unknown = np.array([codes.new() for _ in range(result.size)], np.int64).reshape(result.shape)
+    return np.where(touched, unknown, result)
+
+
+def _target(
+    graph: Graph, node: Node, found: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
+) -> np.ndarray | None:
+    """A constant that asks the same of a Reshape as its computed target, or None."""
+    if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2 or node.attrs.get("allowzero", 0):
+        return None
+    target = found.get(node.inputs[1])
+    if target is None or node.inputs[1] in graph.arrays:
+        return None
+    wanted = target.elements.copy()
+    dims = codes.dims(types.get(node.inputs[0])) or []
+    for i in np.flatnonzero(target.coded):
+        if i < len(dims) and dims[i] == wanted[i]:
+            wanted[i] = 0
+    unknown = wanted < _CODES // 2
+    if unknown.sum() + (wanted == -1).sum() > 1:
+        return None
+    return np.where(unknown, -1, wanted)

@@ -1,0 +1,200 @@
+"""The op table: `@op` binds a rule to an ONNX operator.
+
+A rule is a plain function. Its positional parameters are the operator's inputs, in order, and its
+keyword-only parameters are the attributes it reads. So a rule for both forms of an axes argument is
+
+    @op("Squeeze", static=("axes",), host=True)
+    def squeeze(x, axes=None): ...
+
+because an attribute whose name is that of an input parameter fills that parameter: opsets moved many
+arguments from attributes to inputs, and this is the one place that knows it. Missing attributes take
+the default of the schema at the model's opset, then the rule's own, then None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+from onnx import helper
+
+from jq.graph import Graph, Node
+
+Array = Any  # a numpy array where the value is known while tracing, else a jax array
+Layout = Literal["plain", "same", "last"] | tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a rule may ask for beyond its inputs and attributes, in a parameter named `ctx`."""
+
+    node: Node
+    opset: int  # of the node's own domain
+    lowering: str  # "cpu" for the forms that XLA's CPU backend is fast at, "native" elsewhere
+    run: Callable[[Graph, Sequence[Array]], list[Array]]  # evaluates a subgraph on its inputs
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the node names; trailing ones may be omitted."""
+        return len(self.node.outputs)
+
+    def wants(self, index: int) -> bool:
+        """Whether the node names this output."""
+        return index < self.outputs and bool(self.node.outputs[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One entry of the table: an operator from one opset version on."""
+
+    name: str
+    domain: str
+    since: int
+    rule: Callable[..., Any]
+    static: frozenset[str]  # input parameters whose values must be known while tracing
+    host: bool  # the rule is right on numpy arrays too, and then stays in numpy
+    layout: Layout  # what the rule does with channels-last operands: see `layout.py`
+    inputs: tuple[str, ...]
+    variadic: str | None
+    attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
+    takes_context: bool
+
+    def static_positions(self, count: int) -> list[int]:
+        """Which of a node's `count` inputs must be known while tracing."""
+        if self.variadic in self.static:
+            return list(range(count))
+        return [i for i, name in enumerate(self.inputs[:count]) if name in self.static]
+
+    def bind(self, node: Node, inputs: Sequence[Array], schema: Mapping[str, Any], ctx: Context) -> tuple[list[Any], dict[str, Any]]:
+        """The rule's arguments for a node: attributes joined with the schema's defaults."""
+        given = dict(schema) | dict(node.attrs)
+        arguments = list(inputs)
+        if self.variadic is None:
+            arguments += [None] * (len(self.inputs) - len(arguments))
+            for index, name in enumerate(self.inputs):
+                if arguments[index] is None and given.get(name) is not None:
+                    value = given[name]
+                    arguments[index] = np.asarray(value) if isinstance(value, tuple) else value
+        keywords = {name: given.get(name, default) for name, default in self.attributes.items()}
+        if self.takes_context:
+            keywords["ctx"] = ctx
+        return arguments, keywords
+
+
+_TABLE: dict[tuple[str, str], list[Op]] = {}
+
+
+def op(
+    name: str,
+    *,
+    since: int = 1,
+    domain: str = "",
+    static: Sequence[str] = (),
+    host: bool = False,
+    layout: Layout = "plain",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the rule of an operator from opset `since` on.
+
+    `static` names inputs that must be known while tracing. A `host` rule computes on numpy arrays as
+    it does on jax arrays, so it may serve shape computations. `layout` is "plain" for the order that
+    ONNX defines, "same" for elementwise rules, "last" for rules that take and return channels last,
+    or the names of the arguments that hold axes. Names are checked against ONNX's own schema.
+    """
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(rule).parameters.values()
+        inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        takes_context = "ctx" in keywords
+        keywords.pop("ctx", None)
+        _check_names(name, domain, since, {*inputs, variadic}, keywords, static)
+        entry = Op(name, domain, since, rule, frozenset(static), host, layout, inputs, variadic, keywords, takes_context)
+        versions = _TABLE.setdefault((domain, name), [])
+        if any(v.since == since for v in versions):
+            raise ValueError(f"op {name} since {since} is registered twice")
+        versions.append(entry)
+        versions.sort(key=lambda v: v.since)
+        return rule
+
+    return register
+
+
+def _check_names(name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]) -> None:
+    if unknown := set(static) - inputs:
+        raise ValueError(f"op {name}: static names {unknown} are no inputs of the rule")
+    versions = _schema_versions(name, domain)
+    if not versions:  # custom domains have no schema to check against
+        return
+    known = {a for v in versions if v.since_version >= min(since, versions[-1].since_version) for a in v.attributes}
+    if unknown := keywords.keys() - known:
+        raise ValueError(f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}")
+
+
+@functools.cache
+def _all_schemas() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
+    found: dict[tuple[str, str], list[onnx.defs.OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((schema.domain, schema.name), []).append(schema)
+    for versions in found.values():
+        versions.sort(key=lambda s: s.since_version)
+    return found
+
+
+def _schema_versions(name: str, domain: str) -> list[onnx.defs.OpSchema]:
+    return _all_schemas().get((domain, name), [])
+
+
+@functools.cache
+def schema(name: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """ONNX's definition of an operator at an opset; None for custom operators."""
+    versions = [s for s in _schema_versions(name, domain) if s.since_version <= opset]
+    return versions[-1] if versions else None
+
+
+@functools.cache
+def defaults(name: str, domain: str, opset: int) -> Mapping[str, Any]:
+    """The attribute defaults that ONNX states for an operator at an opset."""
+    found = schema(name, domain, opset)
+    if found is None:
+        return {}
+    values = {}
+    for key, attribute in found.attributes.items():
+        if attribute.default_value.type:
+            value = helper.get_attribute_value(attribute.default_value)
+            many = isinstance(value, Sequence) and not isinstance(value, bytes)
+            values[key] = tuple(map(_text, value)) if many else _text(value)
+    return values
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def lookup(node: Node, opset: int) -> Op | None:
+    """The newest rule registered for the node that is not newer than the opset."""
+    import jq.ops  # noqa: F401, PLC0415  registration happens on the first look-up, not at import
+
+    versions = _TABLE.get((node.domain, node.op_type), ())
+    return next((v for v in reversed(versions) if v.since <= opset), None)
+
+
+def namespace(*arrays: Array) -> Any:
+    """`numpy` when every array is known while tracing, else `jax.numpy`: for rules marked `host`.
+
+    >>> namespace(np.ones(2)).__name__
+    'numpy'
+    """
+    return jnp if any(isinstance(a, jax.Array) for a in arrays) else np
+
+
+def astype(x: Array, dtype: Any) -> Array:
+    """`x` as another type; 64-bit types narrow where JAX's 64-bit mode is off, as everywhere in JAX."""
+    return x.astype(dtype) if isinstance(x, (np.ndarray, np.generic)) else x.astype(jax.dtypes.canonicalize_dtype(dtype))

@@ -1,0 +1,53 @@
+"""Shared fixtures: one-node models, and onnxruntime as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+ort.set_default_logger_severity(4)
+
+
+def one_node(
+    op_type: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] = ("y",),
+    *,
+    opset: int = 21,
+    domain: str = "",
+    initializers: Mapping[str, np.ndarray] | None = None,
+    order: Sequence[str] | None = None,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """A model of one node. `order` gives the node's inputs where they are not inputs + initializers."""
+    initializers = initializers or {}
+    node = helper.make_node(op_type, order or [*inputs, *initializers], list(outputs), name="node", domain=domain, **attrs)
+    graph = helper.make_graph(
+        [node],
+        "one_node",
+        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()],
+        [onnx.ValueInfoProto(name=o) for o in outputs if o],
+        [numpy_helper.from_array(v, k) for k, v in initializers.items()],
+    )
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def onnxruntime_outputs(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What onnxruntime computes, without its graph optimizations."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(inputs))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Seeded, so that a failure comes back."""
+    return np.random.default_rng(0)

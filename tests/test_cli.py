@@ -1,0 +1,157 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import jq.cli
+import jq.zoo
+from jq.cli import main, printable
+from jq.graph import load
+from jq.inspect import inspect
+
+MODEL = str(jq.zoo.path("fashion_resnet"))
+
+
+def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    out, err = capfd.readouterr()
+    code = caught.value.code
+    return (0 if code is None else int(code)), out, err
+
+
+def unknown_op(name: str, folder: Path) -> str:
+    graph = helper.make_graph(
+        [helper.make_node("Magic", ["x"], ["y"], name=name, domain="com.acme")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [onnx.ValueInfoProto(name="y")],
+    )
+    path = folder / "model.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("com.acme", 1)]).SerializeToString())
+    return str(path)
+
+
+def subprocess_run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv], capture_output=True, text=True, env=os.environ | env, timeout=120, encoding="utf-8", check=False
+    )
+
+
+def test_inspect_prints_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL)
+    found = inspect(load(MODEL))
+    assert (code, err) == (0, "")
+    for expected in ("input", "[N,1,28,28]", "logits", "Conv", "ai.onnx", f"{found.parameters:,}", f"{found.total_macs:,}"):
+        assert expected in out
+    assert "unsupported" not in out
+
+
+def test_inspect_json_is_one_document(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL, "--json", "--shape", "input=4,1,28,28")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["shapes"] == {"input": [4, 1, 28, 28]}
+    assert document["total_macs"] == 4 * inspect(load(MODEL)).total_macs
+
+
+def test_inspect_lists_unsupported_ops_and_succeeds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", unknown_op("wand", tmp_path))
+    assert (code, err) == (0, "")
+    line = next(line for line in out.splitlines() if line.startswith("unsupported"))
+    assert "com.acme::Magic" in line and "'wand'" in line
+    assert "tracing it would be refused" in out
+
+
+@pytest.mark.parametrize("option", ["input", "=1,2", "input=1,x", "nope=1,1,28,28", "input=1,28,28", "input=-1,1,28,28"])
+def test_wrong_shape_option(option: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL, "--shape", option)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_names_are_no_markup_and_no_terminal_codes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "inspect", unknown_op("[bold]x[/bold]\x1b[2J\r\n:smile:\u202e[/]", tmp_path))
+    assert code == 0
+    assert "[bold]x[/bold]" in out and ":smile:" in out and "[/]" in out
+    assert not set("\x1b\r\u202e") & set(out)
+
+
+def test_error_line_is_raw_and_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name = "[red]" + "long " * 100 + "[/nope]\x1b]0;owned\x07\nerror: two"
+    code, out, err = run(capfd, "inspect", str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and "\x1b" not in err
+    assert "[red]" + "long " * 100 + "[/nope]" in err
+
+
+def test_printable() -> None:
+    assert printable("a\tb\x00\x1b\u2028é日\ud800") == "a\\tb\\x00\\x1b\\u2028é日\\ud800"
+
+
+def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jq.graph.load", interrupted)
+    assert run(capfd, "inspect", MODEL) == (130, "", "")
+
+
+@pytest.mark.parametrize("argv", [(), ("--nope",), ("nope",), ("inspect",), ("inspect", MODEL, MODEL)])
+def test_usage_errors(argv: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capfd, *argv)
+    assert code == 2
+    assert "Usage" in err
+
+
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "--version")
+    assert code == 0 and out.startswith("jq-quant ")
+
+
+def test_help_is_quick() -> None:
+    script = (
+        "import sys; from jq.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print(*{'jax', 'numpy', 'onnx', 'onnxruntime'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess_run("-c", script)
+    assert done.returncode == 0
+    assert all(f"  {command.callback.__name__}" in done.stdout for command in jq.cli.app.registered_commands)
+    assert done.stderr.strip() == ""
+
+
+def test_module_entry_point() -> None:
+    done = subprocess_run("-m", "jq", "inspect", "nope.onnx")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: cannot read the model nope.onnx: No such file or directory\n"
+
+
+def test_output_survives_a_narrow_encoding(tmp_path: Path) -> None:
+    done = subprocess_run("-m", "jq", "inspect", unknown_op("日本", tmp_path), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "\\u65e5\\u672c" in done.stdout
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    images, labels = jq.zoo.evaluation_set()
+    monkeypatch.setattr(jq.zoo, "evaluation_set", lambda: (images[:300], labels[:300]))
+    monkeypatch.setattr(jq.zoo, "models", lambda: ("fashion_resnet",))
+    monkeypatch.setattr(jq.cli, "_DEMO_BATCH", 100)
+    code, out, err = run(capfd, "demo")
+    assert (code, err) == (0, "")
+    ours, theirs, same = (next(line for line in out.splitlines() if word in line) for word in ("top-1 ", "by onnx", "same"))
+    assert "100.00%" in same
+    assert ours.split("│")[2] == theirs.split("│")[2]
+    assert np.isclose(float(ours.split("│")[2].strip(" %")), 92.0, atol=4)
+    assert "XINT8" in out

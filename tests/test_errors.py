@@ -1,0 +1,229 @@
+"""Hostile and broken files: one clear line, from Python and on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from jq.cli import main
+from jq.errors import Error, ModelError, UnsupportedOp
+from jq.graph import load
+from jq.inspect import inspect
+from jq.trace import trace
+
+Case = Callable[[Path], Path]
+
+
+def model(
+    nodes: list[onnx.NodeProto] | None = None,
+    *,
+    initializers: tuple[TensorProto, ...] = (),
+    shape: tuple[int | str, ...] = (2, 3),
+    inputs: tuple[str, ...] = ("x",),
+    opset: int = 17,
+    functions: tuple[onnx.FunctionProto, ...] = (),
+    domains: tuple[str, ...] = (),
+) -> onnx.ModelProto:
+    """A model with input x and output y; by default y = Relu(x)."""
+    graph = helper.make_graph(
+        nodes or [helper.make_node("Relu", ["x"], ["y"], name="act")],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
+        [onnx.ValueInfoProto(name="y")],
+        list(initializers),
+    )
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
+
+
+def add_w(**tensor: object) -> onnx.ModelProto:
+    """y = x + w, with w's proto as given."""
+    proto = TensorProto(name="w", **{"data_type": TensorProto.FLOAT, "dims": [3], **tensor})
+    return model([helper.make_node("Add", ["x", "w"], ["y"], name="sum")], initializers=(proto,))
+
+
+def external(location: str, **entries: object) -> onnx.ModelProto:
+    found = add_w(data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, **entries}.items():
+        found.graph.initializer[0].external_data.add(key=key, value=str(value))
+    return found
+
+
+def written(made: onnx.ModelProto | bytes, files: tuple[str, ...] = ()) -> Case:
+    def write(folder: Path) -> Path:
+        path = folder / "inner" / "model.onnx"
+        path.parent.mkdir()
+        path.write_bytes(made if isinstance(made, bytes) else made.SerializeToString())
+        for name in files:
+            (path.parent / name).write_bytes(bytes(12))
+        return path
+
+    return write
+
+
+def symlinked(folder: Path) -> Path:
+    path = written(external("w.bin"))(folder)
+    (folder / "secret").write_bytes(bytes(12))
+    (path.parent / "w.bin").symlink_to(folder / "secret")
+    return path
+
+
+def directory(folder: Path) -> Path:
+    return folder
+
+
+def subgraph_without_source() -> onnx.ModelProto:
+    branch = helper.make_graph(
+        [helper.make_node("Neg", ["ghost"], ["z"], name="inner")], "b", [], [onnx.ValueInfoProto(name="z")]
+    )
+    node = helper.make_node("If", ["c"], ["y"], name="choice", then_branch=branch, else_branch=branch)
+    return model([node], initializers=(numpy_helper.from_array(np.array(True), "c"),))
+
+
+def doubling(levels: int) -> onnx.ModelProto:
+    """A few kilobytes of local functions that stand for 2**levels nodes."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    functions = []
+    for level in range(levels):
+        call = ("Relu", "") if level == 0 else (f"f{level - 1}", "f")
+        body = [helper.make_node(call[0], [a], [b], domain=call[1]) for a, b in (("a", "b"), ("b", "c"))]
+        functions.append(helper.make_function("f", f"f{level}", ["a"], ["c"], body, opsets))
+    node = helper.make_node(f"f{levels - 1}", ["x"], ["y"], domain="f")
+    return model([node], functions=tuple(functions), domains=("f",))
+
+
+def recursive() -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    body = [helper.make_node("again", ["a"], ["b"], domain="f")]
+    function = helper.make_function("f", "again", ["a"], ["b"], body, opsets)
+    return model([helper.make_node("again", ["x"], ["y"], domain="f")], functions=(function,), domains=("f",))
+
+
+def sparse(dims: list[int], indices: list[int]) -> onnx.ModelProto:
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])])
+    values = numpy_helper.from_array(np.ones(len(indices), np.float32), "w")
+    made.graph.sparse_initializer.append(
+        onnx.SparseTensorProto(values=values, indices=numpy_helper.from_array(np.array(indices), "i"), dims=dims)
+    )
+    return made
+
+
+def shaped_by(op_type: str, shape: list[int], **attrs: object) -> onnx.ModelProto:
+    """A node whose constant operand asks for this shape."""
+    source = [] if op_type == "ConstantOfShape" else ["x"]
+    node = helper.make_node(op_type, [*source, "s"], ["y"], name="huge", **attrs)
+    return model([node], initializers=(numpy_helper.from_array(np.array(shape, np.int64), "s"),), shape=(1, 1))
+
+
+RELU = model().SerializeToString()
+TWICE = [helper.make_node("Relu", ["x"], ["y"], name="one"), helper.make_node("Abs", ["x"], ["y"], name="two")]
+CYCLE = [helper.make_node("Add", ["x", "b"], ["a"], name="one"), helper.make_node("Abs", ["a"], ["b"], name="two")]
+ZEROS = numpy_helper.from_array(np.zeros(3, np.float32), "w")
+
+# What is written, and what the one line must say.
+CASES: dict[str, tuple[Case, str]] = {
+    "not onnx": (written(b"#!/bin/sh\necho hello\n"), "not an ONNX model"),
+    "empty file": (written(b""), "not an ONNX model"),
+    "truncated": (written(RELU[: len(RELU) // 2]), "not an ONNX model|truncated"),
+    "no such file": (lambda folder: folder / "nope.onnx", "cannot read the model .*nope.onnx"),
+    "directory": (directory, "cannot read the model"),
+    "cyclic": (written(model([*CYCLE, helper.make_node("Abs", ["b"], ["y"])])), "cyclic.*'one'"),
+    "reads itself": (written(model([helper.make_node("Add", ["x", "y"], ["y"], name="self")])), "cyclic.*'self'"),
+    "missing initializer": (written(model([helper.make_node("Add", ["x", "w"], ["y"], name="sum")])), "'sum'.*reads 'w'"),
+    "missing in subgraph": (written(subgraph_without_source()), "'inner'.*reads 'ghost'"),
+    "no producer of output": (written(model([helper.make_node("Abs", ["x"], ["z"])])), "output 'y' is made by no node"),
+    "output twice": (written(model(TWICE)), "'two'.*'y' is defined twice"),
+    "initializer twice": (written(model(initializers=(ZEROS, ZEROS))), "'w' is defined twice"),
+    "input twice": (written(model(inputs=("x", "x"))), "'x' is defined twice"),
+    "opset 999": (written(model(opset=999)), "opset 999 is outside"),
+    "opset -1": (written(model(opset=-1)), "opset -1 is outside"),
+    "outside": (written(external("../../x")), r"'w'.*'../../x' is outside the model's folder; refused"),
+    "outside by absolute path": (written(external("/etc/passwd")), "'w'.*'/etc/passwd' is outside the model's folder; refused"),
+    "outside by symlink": (symlinked, "'w'.*'w.bin' is outside the model's folder; refused"),
+    "external folder": (written(external(".")), "'w'"),
+    "external missing": (written(external("w.bin")), "'w'.*w.bin"),
+    "external null byte": (written(external("a\0b")), "'w'"),
+    "external offset": (written(external("w.bin", offset=8), ("w.bin",)), "'w' needs 12 bytes.*at offset 8 of 12"),
+    "external negative offset": (written(external("w.bin", offset=-4), ("w.bin",)), "'w' needs 12 bytes"),
+    "external length": (written(external("w.bin", length=99), ("w.bin",)), "'w' needs 12 bytes.*declares 99"),
+    "external no number": (written(external("w.bin", offset="zero"), ("w.bin",)), "'w'.*zero"),
+    "fewer bytes than declared": (written(add_w(raw_data=bytes(8))), r"'w'.*\(3,\).*needs 12 bytes, the file holds 8"),
+    "more bytes than declared": (written(add_w(raw_data=bytes(16))), "'w'.*needs 12 bytes, the file holds 16"),
+    "fewer values than declared": (written(add_w(float_data=[1.0])), "'w'"),
+    "int4 size": (written(add_w(data_type=TensorProto.INT4, raw_data=bytes(3))), "'w'.*needs 2 bytes, the file holds 3"),
+    "no values": (written(add_w()), "'w'"),
+    "unknown type": (written(add_w(data_type=99, raw_data=bytes(12))), "'w' has the unknown element type 99"),
+    "negative dim": (written(add_w(dims=[-3], raw_data=bytes(12))), r"'w' declares the impossible shape \(-3,\)"),
+    "terabytes": (written(add_w(dims=[1 << 20, 1 << 20], raw_data=bytes(12))), "'w' declares the impossible shape"),
+    "overflowing dims": (written(add_w(dims=[1 << 62, 1 << 62], raw_data=bytes(12))), "'w' declares the impossible shape"),
+    "empty with a vast dim": (written(add_w(dims=[0, 1 << 62])), "'w'"),
+    "sparse terabytes": (written(sparse([1 << 36], [0])), "'w'"),
+    "sparse index": (written(sparse([3], [7])), "'w'.*7"),
+    "input of terabytes": (written(model(shape=(1 << 20, 1 << 20))), "'x' declares the impossible shape"),
+    "expand to terabytes": (written(shaped_by("Expand", [1 << 20, 1 << 20])), "'huge'.*Expand"),
+    "fill terabytes": (written(shaped_by("ConstantOfShape", [1 << 20, 1 << 20])), "'huge'.*ConstantOfShape"),
+    "fill more than this machine has": (written(shaped_by("ConstantOfShape", [1 << 18, 1 << 17])), "'huge'.*ConstantOfShape"),
+    "shapes do not fit": (written(add_w(dims=[5], raw_data=bytes(20))), r"'sum'.*\[2, 3\].*\[5\]"),
+    "functions that double": (written(doubling(40)), "function"),
+    "function that calls itself": (written(recursive()), "function"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_from_python(name: str, tmp_path: Path) -> None:
+    case, line = CASES[name]
+    path = case(tmp_path)
+    with pytest.raises(Error, match=line) as caught:
+        trace(load(path))
+        inspect(load(path))  # evaluates the shapes
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_on_the_command_line(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case, line = CASES[name]
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect", str(case(tmp_path))])
+    out, err = capfd.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert re.search(line, err)
+
+
+def test_unknown_op_is_named_with_its_domain_and_node(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = model([helper.make_node("Magic", ["x"], ["y"], name="wand", domain="com.acme")], domains=("com.acme",))
+    path = written(made)(tmp_path)
+    with pytest.raises(UnsupportedOp, match=r"com\.acme::Magic.*'wand'"):
+        trace(load(path))
+    with pytest.raises(SystemExit) as caught:  # inspect is there to tell, so it does not fail
+        main(["inspect", str(path)])
+    assert caught.value.code == 0
+    assert "com.acme::Magic" in capfd.readouterr().out
+
+
+def test_every_unknown_op_is_listed() -> None:
+    nodes = [helper.make_node("A", ["x"], ["z"], domain="d"), helper.make_node("B", ["z"], ["y"], domain="d")]
+    with pytest.raises(UnsupportedOp, match=r"d::A.*d::B"):
+        trace(load(model(nodes, domains=("d",))))
+
+
+def test_external_data_inside_the_folder_is_read(tmp_path: Path) -> None:
+    path = written(external("w.bin", offset=0, length=12), ("w.bin",))(tmp_path)
+    np.testing.assert_array_equal(load(path).params["w"], np.zeros(3, np.float32))
+
+
+def test_external_data_need_a_path() -> None:
+    with pytest.raises(ModelError, match=r"'w'.*load the model by its path"):
+        load(external("w.bin"))
+
+
+def test_path_with_a_null_byte() -> None:
+    with pytest.raises(ModelError, match="cannot read"):
+        load("a\0b")
