@@ -1,6 +1,6 @@
 """The command line: `python -m jq`, or `jq-quant`.
 
-A subcommand is one function here. It imports what it needs itself, so that `--help` is quick, and
+A subcommand is one function here. It imports what `jq` itself does not, so that `--help` is quick, and
 prints when its work is done, so that a failure leaves standard output empty.
 """
 # ruff: noqa: PLC0415  subcommands import what they need, when they run
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import jq
 from jq.errors import ConfigError, Error
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def printable(text: str) -> str:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"jq-quant {_version()}")
+        print(f"jq-quant {jq.__version__}")
         raise typer.Exit()
 
 
@@ -87,10 +88,7 @@ def inspect(
 
     MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed.
     """
-    from jq.graph import load
-    from jq.inspect import inspect
-
-    found = inspect(load(model), _shapes(shape or ()))
+    found = jq.inspect(jq.load(model), _shapes(shape or ()))
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -100,8 +98,6 @@ def inspect(
 @app.command()
 def demo() -> None:
     """Run the bundled models, by jq and by onnxruntime."""
-    import jq.zoo
-
     images, labels = jq.zoo.evaluation_set()
     columns = [_demo(name, images, labels) for name in jq.zoo.models()]
     rows = [(measure, *(c[measure] for c in columns)) for measure in columns[0]]
@@ -155,16 +151,11 @@ def _demo(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, str]:
     import numpy as np
     import onnxruntime
 
-    import jq.zoo
-    from jq.graph import load
-    from jq.layout import pack
-    from jq.trace import trace
-
     path = jq.zoo.path(name)
     batches = [images[i : i + _DEMO_BATCH] for i in range(0, len(images), _DEMO_BATCH)]
     start = time.perf_counter()
-    graph = load(path)
-    fn, params = trace(graph), pack(graph)
+    graph = jq.prepare(jq.load(path))
+    fn, params = jq.trace(graph), jq.pack(graph)
     for size in {len(b) for b in batches}:
         fn(params, {"input": images[:size]})["logits"].block_until_ready()
     ready = time.perf_counter() - start
@@ -187,7 +178,7 @@ def _demo(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, str]:
         "largest difference / largest logit": f"{np.max(np.abs(a - b)) / np.max(np.abs(b)):.1e}",
         "images/s": f"{len(images) / seconds[0]:,.0f}",
         "images/s by onnxruntime": f"{len(images) / seconds[1]:,.0f}",
-        "load, trace and compile": f"{ready:.2f} s",
+        "load, prepare, trace and compile": f"{ready:.2f} s",
     }
 
 
@@ -210,12 +201,3 @@ def _print(*parts: Any) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     for part in parts:
         console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("jq-quant")
-    except PackageNotFoundError:
-        return "(not installed)"

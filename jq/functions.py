@@ -47,7 +47,9 @@ def _graph(function: FunctionProto, attributes: Mapping[str, Any]) -> Graph:
     proto = GraphProto(name=function.name)
     proto.node.extend(_bound(node, attributes) for node in function.node)
     proto.input.extend(onnx.ValueInfoProto(name=n) for n in function.input)
-    proto.output.extend(onnx.ValueInfoProto(name=n) for n in function.output)
+    # A body may leave an optional output unmade: it has no name then, and no value.
+    made = {o for node in function.node for o in node.output} | set(function.input)
+    proto.output.extend(onnx.ValueInfoProto(name=n if n in made else "") for n in function.output)
     return graph_module.load(helper.make_model(proto, opset_imports=opsets))
 
 

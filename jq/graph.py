@@ -33,6 +33,8 @@ OLDEST_OPSET = 1  # opsets below 7 are read, though only 7 and up are promised
 # Tensors above this size never travel through onnx's C++ (which serializes, hence the 2 GB limit).
 # Shape inference needs the values of shape tensors only, and those are small.
 _SKELETON_BYTES = 4096
+# Larger repeated values are made when the function is traced.
+_FILLED_BYTES = 64 << 20
 # No machine that runs this holds more in one tensor; a header that says so is damaged or hostile.
 MAX_TENSOR_BYTES = 1 << 38
 # Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds.
@@ -285,15 +287,12 @@ class _Reader:
 
         def add_array(name: str, array: np.ndarray) -> None:
             # Branches of an If may each have a "const": arrays are one flat dict, so tell them apart.
-            if not prefix and name in self.arrays:
+            unique = prefix + name
+            while prefix and unique in self.arrays:  # nodes need not have different names
+                unique += "'"
+            if unique in self.arrays:
                 raise ModelError(f"tensor {name!r} is defined twice")
-            unique = name
-            while unique in self.arrays:
-                unique = f"{prefix}{unique}"
-            if unique != name:
-                renamed[name] = unique
-            else:
-                renamed.pop(name, None)
+            renamed[name] = unique
             self.arrays[unique] = array
 
         for name, array in initializers.items():
@@ -309,11 +308,11 @@ class _Reader:
         for node in proto.node:
             if node.op_type == "Constant" and _domain(node.domain) == "" and len(node.output) == 1:
                 add_array(node.output[0], self._constant(node))
+            elif (array := self._filled(node, renamed)) is not None:
+                add_array(node.output[0], array)
             else:
                 raw.append(node)
-        defined = set(initializers) | {v.name for v in inputs} | {
-            n.output[0] for n in proto.node if n.op_type == "Constant" and n.output
-        }
+        defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - {o for n in raw for o in n.output}
         inner = scope | defined | {o for n in raw for o in n.output}
         for index, node in enumerate(raw):
             nodes.append(self._node(node, opsets, inner, f"{prefix}{node.name or f'node{index}'}/", renamed))
@@ -368,6 +367,22 @@ class _Reader:
             case "value_string" | "value_strings":
                 return np.asarray(value, object)
         raise ModelError(f"Constant {node.output[0]!r} has an unknown attribute {attribute.name!r}")
+
+    def _filled(self, node: NodeProto, renamed: Mapping[str, str]) -> np.ndarray | None:
+        """What ConstantOfShape makes of a constant shape: an array too, and a weight where it is float.
+
+        (XLA 0.10.2 miscomputes chains of convolutions whose weights it sees to be one repeated value.)
+        """
+        if node.op_type != "ConstantOfShape" or node.domain or len(node.input) != 1:
+            return None
+        shape = self.arrays.get(renamed.get(node.input[0], node.input[0]))
+        value = np.zeros(1, np.float32)
+        for attribute in node.attribute:
+            value = self.array(attribute.t)
+        if shape is None or shape.ndim != 1 or value.size != 1 or shape.min(initial=0) < 0:
+            return None
+        dims = tuple(shape.tolist())
+        return np.full(dims, value.reshape(())) if math.prod(dims) * value.itemsize <= _FILLED_BYTES else None
 
     def dense(self, sparse: onnx.SparseTensorProto) -> np.ndarray:
         """A sparse tensor as a dense array."""
@@ -667,7 +682,8 @@ def _value_info(value: Value) -> onnx.ValueInfoProto:
     elem = TensorProto.STRING if value.dtype == object else helper.np_dtype_to_tensor_dtype(value.dtype)
     kind = helper.make_tensor_type_proto(elem, value.shape)
     for container in reversed(value.containers):
-        kind = helper.make_sequence_type_proto(kind) if container == "sequence" else helper.make_optional_type_proto(kind)
+        make = helper.make_sequence_type_proto if container == "sequence" else helper.make_optional_type_proto
+        kind = make(kind)
     return helper.make_value_info(value.name, kind)
 
 

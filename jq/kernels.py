@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jq.errors import ModelError
+
 Ints = Sequence[int]
 Pads = Sequence[tuple[int, int]]
 
@@ -41,6 +43,10 @@ def conv(
     """Return the convolution of x with w; `dtype` is the accumulator's, as in int8 x int8 -> int32."""
     strides, dilations, pads = tuple(strides), tuple(dilations), tuple(map(tuple, pads))
     dtype = jnp.result_type(x, w) if dtype is None else jnp.dtype(dtype)
+    if group < 1 or x.shape[-1] != w.shape[-2] * group or w.shape[-1] % group:
+        raise ModelError(
+            f"{x.shape[-1]} channels in {group} groups do not fit weights for {w.shape[-2]} channels per group, {w.shape[-1]} out"
+        )
     if lowering != "cpu":
         return _xla(x, w, strides, dilations, pads, group, dtype)
     if x.ndim == 3:  # one spatial dim misses the library: give it another

@@ -154,8 +154,8 @@ class Traced:
             reader.step(node, self.graph.opset(node.domain), scope)
             for name in node.outputs:
                 if name in self.taps:
-                    tapped[name] = self.taps[name](layout.plain(scope[name]))
-        result = {name: layout.plain(scope[name]) for name in self.outputs}
+                    tapped[name] = self.taps[name](layout.plain(_read(scope, name)))
+        result = {name: layout.plain(_read(scope, name)) for name in self.outputs}
         return (result, tapped) if self.taps else result
 
     def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Traced:
 
 
 def _has_text(value: Any) -> bool:
-    return any(_dtype_of(leaf) == object for leaf in jax.tree.leaves(value))
+    return any(_dtype_of(leaf) == np.dtype(object) for leaf in jax.tree.leaves(value))
 
 
 @jax.tree_util.register_static
@@ -214,7 +214,7 @@ class _Reader:
 
     def step(self, node: Node, opset: int, scope: Scope) -> None:
         """Evaluate one node and put its outputs into the scope."""
-        values = [scope[name] if name else None for name in node.inputs]
+        values = [_read(scope, name) if name else None for name in node.inputs]
         entry = lookup(node, opset)
         try:
             results = self._body(node, opset, values) if entry is None else self._rule(entry, node, opset, values, scope)
@@ -235,9 +235,11 @@ class _Reader:
         scope |= {v.name: None for v in graph.inputs[len(inputs) :]}
         for node in graph.nodes:
             self.step(node, graph.opset(node.domain), scope)
-        return [layout.plain(scope[v.name]) for v in graph.outputs]
+        return [layout.plain(_read(scope, v.name)) if v.name else None for v in graph.outputs]
 
     def _body(self, node: Node, opset: int, values: Sequence[Any]) -> list[Any]:
+        if not has_body(node, opset):  # `unsupported` does not look into bodies
+            raise UnsupportedOp(f"no rule for {node.qualified} (opset {opset})")
         values = [layout.plain(v) for v in values]
         types = [None if v is None else (_dtype_of(v), np.shape(v)) for v in values]
         body = inline(node, opset, types)
@@ -277,7 +279,7 @@ class _Reader:
 def evaluate(node: Node, opset: int, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     """One node computed now, on arrays of the types that ONNX says: what it puts out, as numpy."""
     scope: Scope = dict(arrays)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         _Reader("native", frozenset(node.outputs), _LARGE).step(node, opset, scope)
         return [jax.tree.map(np.asarray, layout.plain(scope[name])) if name else None for name in node.outputs]
 
@@ -308,6 +310,12 @@ def _is_switch(value: Value) -> bool:
     return value.dtype is not None and value.shape is not None and all(d == 1 for d in value.shape)
 
 
+def _read(scope: Scope, name: str) -> Any:
+    if name not in scope:  # the graph names more outputs than the operator has, which is harmless until one is read
+        raise ModelError(f"tensor {name!r} has no value: the node that names it as an output gives fewer of them")
+    return scope[name]
+
+
 def _known(node: Node, index: int, value: Any) -> Any:
     if value is None or isinstance(value, (np.ndarray, list)):
         return value
@@ -328,12 +336,17 @@ def _traced(value: Any) -> Any:
 
 def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], error: Exception) -> Error:
     shapes = ", ".join(
-        f"{name}: {_dtype_of(v)}{list(np.shape(layout.plain(v)))}" for name, v in zip(node.inputs, values, strict=False) if name and v is not None
+        f"{name}: {_described(v)}" for name, v in zip(node.inputs, values, strict=False) if name and v is not None
     )
     text = str(error).strip().splitlines()
     located = kind(f"node {node.label!r} ({node.qualified}, opset {opset}) on ({shapes}): {text[0] if text else type(error).__name__}")
     located.located = True  # type: ignore[attr-defined]
     return located
+
+
+def _described(value: Any) -> str:
+    value = layout.plain(value)
+    return f"sequence of {len(value)}" if isinstance(value, list) else f"{_dtype_of(value)}{list(np.shape(value))}"
 
 
 def _dtype_of(value: Any) -> Any:

@@ -227,3 +227,39 @@ def test_external_data_need_a_path() -> None:
 def test_path_with_a_null_byte() -> None:
     with pytest.raises(ModelError, match="cannot read"):
         load("a\0b")
+
+
+def test_reading_an_output_that_the_operator_does_not_give() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a", "b"], name="act"), helper.make_node("Abs", ["b"], ["y"], name="reader")]
+    graph = load(model(nodes))
+    with pytest.raises(ModelError, match=r"'b' has no value"):
+        trace(graph)(graph.params, {"x": np.zeros((2, 3), np.float32)})
+
+
+def test_groups_that_do_not_fit_are_refused_at_once() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", group=1 << 24)  # a loop over them would take hours
+    weight = numpy_helper.from_array(np.zeros((4, 3, 1, 1), np.float32), "w")
+    with pytest.raises(ModelError, match=r"'conv'.*3 channels in 16777216 groups"):
+        inspect(load(model([node], initializers=(weight,), shape=(1, 3, 4, 4))))
+
+
+def test_sequences_are_described() -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("SequenceAt", ["s", "i"], ["y"], name="at"),
+    ]
+    made = model(nodes, initializers=(numpy_helper.from_array(np.array(7), "i"),))
+    with pytest.raises(ModelError, match=r"'at'.*s: sequence of 2"):
+        inspect(load(made))
+
+
+def test_a_constant_through_a_convolution_may_decide_a_shape() -> None:
+    nodes = [
+        helper.make_node("Conv", ["c", "w"], ["a"]),
+        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["b", "flat"], ["shape"]),
+        helper.make_node("Expand", ["x", "shape"], ["y"]),
+    ]
+    arrays = {"c": np.full((1, 1, 2), 2, np.float32), "w": np.ones((1, 1, 1), np.float32), "flat": np.array([-1])}
+    graph = load(model(nodes, initializers=tuple(numpy_helper.from_array(a, k) for k, a in arrays.items()), shape=(1, 1)))
+    assert trace(graph)(graph.params, {"x": np.zeros((1, 1), np.float32)})["y"].shape == (2, 2)

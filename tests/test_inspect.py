@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tests.conftest import one_node, onnxruntime_outputs
 from onnx import TensorProto, helper, numpy_helper
 
 import jq.zoo
 from jq.errors import ConfigError, ModelError
 from jq.graph import load
 from jq.inspect import inspect
+from tests.conftest import one_node, onnxruntime_outputs
 
 
 def zeros(*shape: int, dtype: type = np.float32) -> np.ndarray:
@@ -109,8 +109,7 @@ def test_symbol_means_one_number_everywhere() -> None:
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["a", "b"], ["y"])],
         "g",
-        [helper.make_tensor_value_info("a", TensorProto.FLOAT, ["N", "K"])]
-        + [helper.make_tensor_value_info("b", TensorProto.FLOAT, ["K", 4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("a", ["N", "K"]), ("b", ["K", 4]))],
         [onnx.ValueInfoProto(name="y")],
     )
     graph_ = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))

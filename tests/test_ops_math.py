@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from tests.conftest import one_node, onnxruntime_outputs
 from onnx import TensorProto, helper, numpy_helper
 
 import jq.ops  # fills the table
@@ -17,6 +16,7 @@ from jq.graph import Node, load
 from jq.ops import math as math_ops
 from jq.registry import Context, defaults, lookup
 from jq.trace import trace
+from tests.conftest import one_node, onnxruntime_outputs
 
 
 def outputs(model, inputs):
@@ -487,6 +487,12 @@ def test_halves_are_normalized_in_float32(name):
     np.testing.assert_array_equal(np.abs(y), 1)
 
 
+def test_statistics_have_the_stash_type():
+    with jax.enable_x64(True):
+        y, mean, inverse = apply("LayerNormalization", jnp.ones((2, 3)), jnp.ones(3))
+    assert (y.dtype, mean.dtype, inverse.dtype) == (np.float64, np.float32, np.float32)
+
+
 def test_groups_that_do_not_divide_are_named():
     x = np.zeros((1, 4, 2), np.float32)
     one = np.ones(4, np.float32)
@@ -507,6 +513,7 @@ def test_small_integers_sum_in_their_own_type():
     x = np.full((3,), 100, np.int32)
     assert apply("ReduceSum", x).dtype == np.int32
     assert apply("CumSum", x, np.int64(0)).dtype == np.int32
+    assert apply("CumSum", jnp.zeros((2, 0)), np.int64(1), exclusive=1).shape == (2, 0)
 
 
 # ---------------------------------------------------------------------------------------------

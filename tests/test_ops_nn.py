@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
+from jax.test_util import check_grads
 from onnx import helper, numpy_helper
 
 import jq.ops  # noqa: F401  fills the table
@@ -93,6 +94,13 @@ def test_half_precision_average_is_summed_in_single():
     (y,) = outputs(one_node("AveragePool", {"x": x}, kernel_shape=[64, 64], opset=22), {"x": x})
     assert y.dtype == np.float16
     assert y.item() == 100
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_window_that_does_not_fit_is_named(op_type):
+    x = np.zeros((1, 1, 3, 3), np.float32)
+    with pytest.raises(Error, match=r"window \(5, 2\) does not fit into \(3, 3\)"):
+        outputs(one_node(op_type, {"x": x}, kernel_shape=[5, 2]), {"x": x})
 
 
 def test_max_unpool_undoes_max_pool(rng):
@@ -205,6 +213,30 @@ def test_nhwc_max_pool(rng, dtype):
     x = rng.integers(info.min, info.max, (2, 7, 8, 3), dtype, endpoint=True)
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     assert_like_onnxruntime(one_node("NhwcMaxPool", {"x": x}, domain="com.microsoft", **attrs), {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attrs", "weight"),
+    [
+        ("MaxPool", {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}, None),
+        ("AveragePool", {"kernel_shape": [9, 9], "pads": [4, 4, 4, 4]}, None),
+        ("LpPool", {"kernel_shape": [2, 3], "p": 3, "dilations": [2, 1]}, None),
+        ("GlobalLpPool", {"p": 2}, None),
+        ("ConvTranspose", {"strides": [2, 3], "group": 2, "pads": [1, 0, 0, 1]}, (4, 1, 3, 3)),
+        ("ConvTranspose", {"strides": [2, 1], "dilations": [2, 2]}, (4, 3, 2, 2)),
+    ],
+)
+def test_gradients_and_batches(rng, op_type, attrs, weight):
+    x = rng.standard_normal((3, 1, 4, 7, 6), dtype=np.float32)
+    params = {} if weight is None else {"w": rng.standard_normal(weight, dtype=np.float32)}
+    fn = trace(load(one_node(op_type, {"x": x[0]}, initializers=params, **attrs)))
+
+    def run(params, x):
+        return fn(params, {"x": x})["y"]
+
+    check_grads(run, (params, x[0]), order=1, modes=["rev"], rtol=0.05, atol=0.05, eps=1e-2)
+    together = jax.vmap(run, in_axes=(None, 0))(params, x)
+    np.testing.assert_allclose(together[1], run(params, x[1]), rtol=1e-5, atol=1e-5)
 
 
 # Matrix products

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq.zoo
-from jq.graph import Graph, load, to_model
+from jq.graph import Graph, Node, Value, load, to_model
 from jq.passes import CLEANING, prepare
-from jq.passes.edit import bypass
+from jq.passes.edit import bypass, rename
 from jq.trace import trace
 from tests.conftest import onnxruntime_outputs
 
@@ -165,6 +165,21 @@ class TestBatchNorm:
         arrays["bn.v"] = np.full(4, -1.0, np.float32)  # the root of it is no number
         graph = prepare(load(build([node("Conv", ["x", "w"], ["c"]), batchnorm("c", "y", "bn")], arrays)))
         assert ops(graph) == ["Conv", "BatchNormalization"]
+
+    def test_half_precision(self) -> None:
+        """The sum is done in float64, the type stays; a scale that half floats cannot hold is not folded."""
+        for variance, expected in ((1.0, ["Conv"]), (1e-12, ["Conv", "BatchNormalization"])):
+            arrays = {
+                "w": normal(4, 4, 1, 1),
+                **statistics("bn", 4),
+                "bn.v": np.full(4, variance),
+                "bn.g": np.full(4, 3.0),
+            }
+            arrays = {k: a.astype(np.float16) for k, a in arrays.items()}
+            nodes = [node("Conv", ["x", "w"], ["c"]), batchnorm("c", "y", "bn", epsilon=1e-10)]
+            graph = prepare(load(build(nodes, arrays, dtype=TensorProto.FLOAT16)))
+            assert ops(graph) == expected
+            assert {a.dtype for a in graph.params.values()} == {np.dtype(np.float16)}
 
     def test_chain_of_scales(self) -> None:
         """What caffe's converters leave: BatchNorm, then Scale as Mul and Add."""
@@ -420,13 +435,13 @@ class TestConstants:
             inputs, arrays = {
                 "ConstantOfShape": (["n"], {"n": np.array([size])}),
                 "Expand": (["one", "n"], {"one": np.ones(1, np.float32), "n": np.array([size])}),
-                "Tile": (["one", "n"], {"one": np.ones(1, np.float32), "n": np.array([size])}),
+                "Tile": (["one", "n"], {"one": np.ones(1, np.int64), "n": np.array([size])}),
                 "Range": (["a", "n", "d"], {"a": np.array(0), "n": np.array(size), "d": np.array(1)}),
             }[op]
             nodes = [
                 node(op, inputs, ["big"]),
                 node("ReduceMax", ["big"], ["y"], keepdims=0),
-                node("Relu", ["x"], ["z"]),
+                node("Shape", ["x"], ["z"]),
             ]
             graph = prepare(load(build(nodes, arrays, outputs=["y", "z"])))
             assert (op not in ops(graph)) == folds
@@ -571,6 +586,16 @@ class TestClean:
         graph = prepared(model)
         assert ops(graph) == ["Conv"]
         assert [v.name for v in to_model(graph).graph.input] == ["x"]
+
+
+def test_renaming_stops_where_a_subgraph_has_its_own() -> None:
+    body = Graph(
+        (Node("Neg", ("a",), ("b",)), Node("Add", ("b", "c"), ("o",))), (Value("a"),), (Value("o"),), {}, {}, {}
+    )
+    graph = Graph((Node("Loop", ("n", "", "a"), ("y",), {"body": body}),), (), (Value("y"),), {}, {}, {})
+    (loop,) = rename(graph, {"a": "A", "b": "B", "c": "C", "y": "Y"}).nodes
+    assert (loop.inputs, loop.outputs) == (("n", "", "A"), ("Y",))
+    assert [n.inputs for n in loop.attrs["body"].nodes] == [("a",), ("b", "C")]
 
 
 def test_nothing_to_do_gives_the_same_graph() -> None:

@@ -52,7 +52,9 @@ def models(suite: bool) -> dict[str, bytes]:
 
     data = Path(onnx.__file__).parent / "backend/test/data"
     if suite:
-        found = sorted(p for kind in ("pytorch-converted", "pytorch-operator", "simple") for p in data.glob(f"{kind}/*/model.onnx"))
+        found = sorted(
+            p for kind in ("pytorch-converted", "pytorch-operator", "simple") for p in data.glob(f"{kind}/*/model.onnx")
+        )
         return {path.parent.name: path.read_bytes() for path in found}
     paths = [jq.zoo.path(name) for name in jq.zoo.models()] + [data / f"light/{name}.onnx" for name in LIGHT]
     return {path.stem: path.read_bytes() for path in paths if path.exists()}
@@ -197,7 +199,7 @@ def attempt(data: bytes) -> str:
         shapes = {v.name: tuple(d if isinstance(d, int) else 1 for d in v.shape or ()) for v in graph.inputs}
         if sum(np.prod(s, dtype=float) for s in shapes.values()) > RUN_ELEMENTS:
             return "traced, inputs too large to run"
-        outputs = fn(graph.params, {v.name: np.zeros(shapes[v.name], v.dtype or np.float32) for v in graph.inputs})
+        outputs = fn(graph.params, {v.name: blank(shapes[v.name], v.dtype) for v in graph.inputs})
         for value in outputs.values():
             np.asarray(value)
     except Error as error:
@@ -208,6 +210,10 @@ def attempt(data: bytes) -> str:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"DEFECT: {type(error).__name__} at {stage} ({Path(where.filename).name}:{where.lineno}): {error}".splitlines()[0]
     return "ran"
+
+
+def blank(shape: tuple[int, ...], dtype: np.dtype | None) -> np.ndarray:
+    return np.full(shape, "", object) if dtype is not None and dtype.hasobject else np.zeros(shape, dtype or np.float32)
 
 
 def child(data: bytes, results: Connection) -> None:
@@ -254,7 +260,7 @@ def main(
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
     suite: Annotated[bool, typer.Option("--suite", help="Of onnx's backend suite in place of the zoo's models.")] = False,
     only: Annotated[int | None, typer.Option(help="Run this one case in this process.")] = None,
-    out: Annotated[Path, typer.Option(help="JSON lines, appended to.")] = Path(__file__).with_suffix(".jsonl"),
+    out: Annotated[Path | None, typer.Option(help="JSON lines, appended to; mutate.jsonl by default.")] = None,
 ) -> None:
     """Run the cases, print a table of outcomes and every defect; exit code 1 if there is one."""
     from rich.console import Console
@@ -294,8 +300,14 @@ def main(
     totals: collections.Counter[str] = collections.Counter()
     for (label, _), count in counts.items():
         totals[label] += count
-    record = {"seed": seed, "cases": cases, "models": "suite" if suite else list(sources), "seconds": round(seconds), "outcomes": dict(totals)}
-    with out.open("a") as file:
+    record = {
+        "seed": seed,
+        "cases": cases,
+        "models": "suite" if suite else list(sources),
+        "seconds": round(seconds),
+        "outcomes": dict(totals),
+    }
+    with (out or Path(__file__).with_suffix(".jsonl")).open("a") as file:
         file.write(json.dumps(record | {"defects": defects}) + "\n")
     raise typer.Exit(1 if defects else 0)
 

@@ -21,6 +21,7 @@ from jq.registry import Array, Context, op
 from jq.trace import demanded
 
 _UNROLL = 4  # loops of at most so many rounds are unrolled: XLA fuses across rounds then
+_ENDLESS = 1 << 30  # a trip count from here on is no bound, as exporters write for a while loop
 _TRUE = np.asarray(True)
 
 
@@ -49,8 +50,8 @@ def if_(cond: Array, *, then_branch: Graph, else_branch: Graph, ctx: Context) ->
     types = [jax.eval_shape(branch) for branch in branches]
     if jax.tree.map(_type, types[0]) != jax.tree.map(_type, types[1]):
         raise UnsupportedOp(
-            f"its condition depends on the data, so both branches must give the same types, but they give ({_types(types[0])}) "
-            f"and ({_types(types[1])}); a condition known while tracing lifts that"
+            "its condition depends on the data, so both branches must give the same types, but they give "
+            f"({_types(types[0])}) and ({_types(types[1])}); a condition known while tracing lifts that"
         )
     return lax.cond(cond.reshape(()), *branches)
 
@@ -60,53 +61,59 @@ def _type(value: Any) -> tuple[Any, ...]:
 
 
 @op("Loop", host=True)
-def loop(M: Array | None = None, cond: Array | None = None, *v_initial: Any, body: Graph, ctx: Context) -> tuple[Any, ...]:
+def loop(
+    M: Array | None = None, cond: Array | None = None, *v_initial: Any, body: Graph, ctx: Context
+) -> tuple[Any, ...]:
     """Scan outputs have as many rows as the loop has rounds, and shapes must be known while tracing.
 
     So they need a known trip count; where a condition on the data ends such a loop before, the rows
     that remain are zeros.
     """
     cond = _TRUE if cond is None else cond
-    carried, scanned = list(v_initial), len(body.outputs) - 1 - len(v_initial)
     if _known(cond) and not _true(cond):
         M = np.asarray(0)
-    if M is not None and _known(M):
-        count = int(np.reshape(M, ()))
-        fixed = _fixed(body, carried, ctx)
-        if not fixed or (count <= _UNROLL and _known(cond)):
-            done = _unrolled(count, carried, scanned, body, ctx) if _known(cond) else None
-            if done is not None:
-                return done
-        if fixed and (scanned or count < 1 << 31 and _known(cond)):
-            return _scanned(count, cond, carried, body, ctx)
-        limit = np.asarray(min(count, np.iinfo(np.int32).max))
-    else:
-        fixed, limit = _fixed(body, carried, ctx), M
+    carried, scanned = list(v_initial), len(body.outputs) - 1 - len(v_initial)
+    fixed, steady = _probe(body, carried, ctx)
+    count = _ENDLESS if M is None else max(0, int(np.reshape(M, ()))) if _known(M) else None
+    if count is not None and _known(cond) and (count <= _UNROLL or not fixed):
+        done = _unrolled(count, carried, scanned, body, ctx)
+        if done is not None:
+            return done
     if not fixed:
         raise UnsupportedOp(
-            "its rounds change the types of the loop-carried values, or need their number known, so trip count and condition "
-            "must be known while tracing, but they depend on the data"
+            "its rounds change the types of the loop-carried values or need these or their number known, so trip count "
+            "and condition must be known while tracing, but they depend on the data"
         )
+    if count is not None and count < _ENDLESS and (scanned or (steady and _known(cond))):
+        return _scanned(count, cond, carried, body, ctx)
     if scanned:
         raise UnsupportedOp("it has scan outputs, so its trip count M decides shapes and must be known while tracing")
-    return _while(limit, cond, carried, body, ctx)
+    return _while(M, cond, carried, body, ctx)
 
 
-def _fixed(body: Graph, carried: Sequence[Any], ctx: Context) -> bool:
-    """Whether rounds can run as one traced body: no value is needed known, and none changes its type."""
+def _probe(body: Graph, carried: Sequence[Any], ctx: Context) -> tuple[bool, bool]:
+    """Whether rounds can run as one traced body, and whether that body goes on whatever the data are.
+
+    They can where no value is needed known and none changes its type from round to round.
+    """
+    needed = demanded(body)
     if any(v is None or isinstance(v, list) for v in carried):
-        return False
-    if not demanded(body).isdisjoint([body.inputs[0].name, *(v.name for v in body.inputs[2:])]):
-        return False
+        return False, False
+    if not needed.isdisjoint([body.inputs[0].name, *(v.name for v in body.inputs[2:])]):
+        return False, False
+    steady = False
 
-    def after(*values: Array) -> tuple[Array, ...]:
-        return tuple(map(_array, ctx.run(body, [values[0], _TRUE, *values[1:]])[1 : 1 + len(carried)]))
+    def after(index: Array, *values: Array) -> tuple[Array, ...]:
+        nonlocal steady
+        more, *results = ctx.run(body, [index, _TRUE, *values])
+        steady = _true(more)
+        return tuple(map(_array, results[: len(carried)]))
 
     try:
         types = jax.eval_shape(after, jnp.asarray(0, _index()), *map(_array, carried))
     except UnsupportedOp:  # a shape inside hangs on a carried value
-        return False
-    return [_type(t) for t in types] == [_type(_array(v)) for v in carried]
+        return False, False
+    return [_type(t) for t in types] == [_type(_array(v)) for v in carried], steady
 
 
 def _index() -> Any:
@@ -139,24 +146,26 @@ def _scanned(count: int, cond: Array, carried: Sequence[Any], body: Graph, ctx: 
         if _true(cond) and _true(more):
             return (active, tuple(after)), tuple(rows)
         after = tuple(jnp.where(active, new, old) for new, old in zip(after, before, strict=True))
-        return (active & jnp.reshape(more, ()), after), tuple(jnp.where(active, row, jnp.zeros_like(row)) for row in rows)
+        return (active & jnp.reshape(more, ()), after), tuple(
+            jnp.where(active, row, jnp.zeros_like(row)) for row in rows
+        )
 
     start = jnp.reshape(cond, ()), tuple(map(_array, carried))
     (_, final), rows = lax.scan(step, start, jnp.arange(count, dtype=_index()))
     return (*final, *rows)
 
 
-def _while(limit: Array | None, cond: Array, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
+def _while(M: Array | None, cond: Array, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
+    largest = np.iinfo(_index()).max
+    limit = largest if M is None else min(int(np.reshape(M, ())), largest) if _known(M) else jnp.reshape(M, ())
+
     def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         index, _, *values = state
         more, *after = ctx.run(body, [index, _TRUE, *values])
         return (index + 1, jnp.reshape(more, ()), *map(_array, after))
 
-    def proceed(state: tuple[Any, ...]) -> Array:
-        return state[1] if limit is None else state[1] & (state[0] < jnp.reshape(limit, ()))
-
     start = (jnp.asarray(0, _index()), jnp.reshape(cond, ()), *map(_array, carried))
-    return tuple(lax.while_loop(proceed, step, start)[2:])
+    return tuple(lax.while_loop(lambda state: state[1] & (state[0] < limit), step, start)[2:])
 
 
 @op("Scan", since=9)
@@ -168,17 +177,24 @@ def scan(
     initial, inputs = initial_state_and_scan_inputs[:states], initial_state_and_scan_inputs[states:]
     outputs = len(body.outputs) - states
     axes, backward = scan_input_axes or (0,) * num_scan_inputs, scan_input_directions or (0,) * num_scan_inputs
-    inputs = tuple(_flipped(jnp.moveaxis(x, axis, 0), back) for x, axis, back in zip(inputs, axes, backward, strict=True))
+    inputs = tuple(
+        _flipped(jnp.moveaxis(x, axis, 0), back) for x, axis, back in zip(inputs, axes, backward, strict=True)
+    )
     final, rows = _scan(initial, inputs, body, ctx)
     axes, backward = scan_output_axes or (0,) * outputs, scan_output_directions or (0,) * outputs
-    return (*final, *(jnp.moveaxis(_flipped(y, back), 0, axis) for y, axis, back in zip(rows, axes, backward, strict=True)))
+    return (
+        *final,
+        *(jnp.moveaxis(_flipped(y, back), 0, axis) for y, axis, back in zip(rows, axes, backward, strict=True)),
+    )
 
 
 def _flipped(x: Array, backward: int) -> Array:
     return jnp.flip(x, 0) if backward else x
 
 
-def _scan(initial: Sequence[Array], inputs: Sequence[Array], body: Graph, ctx: Context) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+def _scan(
+    initial: Sequence[Array], inputs: Sequence[Array], body: Graph, ctx: Context
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     def step(before: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         values = tuple(map(_array, ctx.run(body, [*before, *row])))
         return values[: len(before)], values[len(before) :]
@@ -188,8 +204,8 @@ def _scan(initial: Sequence[Array], inputs: Sequence[Array], body: Graph, ctx: C
 
 @op("Scan", since=8)
 def scan_8(
-    sequence_lens: Array | None, *initial_state_and_scan_inputs: Array, body: Graph, directions: Any = None, num_scan_inputs: int,
-    ctx: Context,
+    sequence_lens: Array | None, *initial_state_and_scan_inputs: Array, body: Graph, directions: Any = None,
+    num_scan_inputs: int, ctx: Context,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Axis 0 is the batch and axis 1 the sequence; rows behind an entry's own length are zeros."""
     states = len(initial_state_and_scan_inputs) - num_scan_inputs

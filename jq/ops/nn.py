@@ -67,9 +67,8 @@ def _wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-_ACTIVATIONS: dict[
-    str, Callable[..., Array]
-] = {  # of com.microsoft's fused operators: their parameters in ONNX's order
+# Of com.microsoft's fused operators, with their parameters in ONNX's order.
+_ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "Relu": lambda x: jnp.maximum(x, 0),
     "LeakyRelu": lambda x, alpha=0.01: jnp.where(x < 0, x * alpha, x),
     "Tanh": jnp.tanh,
@@ -143,11 +142,12 @@ def conv_transpose(
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     cuts = _transposed_pads(spatial, reach, strides, pads, output_padding or (0,) * len(kernel), output_shape, auto_pad)
     w = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)  # (group, C / group, O / group, *kernel)
-    w = jnp.moveaxis(w, (1, 0, 2), (-3, -2, -1)).reshape(*kernel, w.shape[1], -1)
-    y = kernels.conv_transpose(
-        x, w, strides=strides, dilations=dilations, crops=cuts, group=group, lowering=ctx.lowering
-    )
-    return y if b is None else y + b
+    w, dtype = jnp.moveaxis(w, (1, 0, 2), (-3, -2, -1)).reshape(*kernel, w.shape[1], -1), x.dtype
+    if ctx.lowering == "cpu":
+        x, w = _wide(x), _wide(w)
+    options = {"strides": strides, "dilations": dilations, "crops": cuts, "group": group, "lowering": ctx.lowering}
+    y = kernels.conv_transpose(x, w, **options)
+    return (y if b is None else y + b).astype(dtype)
 
 
 @op("DeformConv", layout="last")
@@ -194,6 +194,17 @@ def _places(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int,
     return np.arange(count)[:, None] * stride - pads[0] + np.arange(kernel) * dilation
 
 
+def _pool_windows(
+    spatial: Sequence[int], kernel: Sequence[int], *args: Any
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """As `windows`, but a window that is larger than the padded image is refused."""
+    strides, dilations, pads = windows(spatial, kernel, *args)
+    for size, k, d, (lo, hi) in zip(spatial, kernel, dilations, pads, strict=True):
+        if size + lo + hi < (k - 1) * d + 1:
+            raise ModelError(f"the window {tuple(kernel)} does not fit into {tuple(spatial)} with pads {pads}")
+    return strides, dilations, pads
+
+
 def _argmax(x: Array, places: Sequence[np.ndarray], storage_order: int) -> Array:
     """Where in the flat (N, C, *spatial) tensor each window of x (N, *spatial, C) has its first maximum."""
     n, *spatial, channels = x.shape
@@ -221,7 +232,7 @@ def max_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, pads: Any,
     storage_order: int = 0, strides: Any, ctx: Context,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
-    strides, dilations, pads = windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    strides, dilations, pads = _pool_windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     y = kernels.max_pool(x, kernel_shape, strides, dilations, pads)
     if not ctx.wants(1):
         return y
@@ -234,7 +245,7 @@ def nhwc_max_pool(
     x: Array, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Any, kernel_shape: Any, pads: Any,
     strides: Any,
 ) -> Array:  # fmt: skip
-    strides, dilations, pads = windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    strides, dilations, pads = _pool_windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     return kernels.max_pool(x, kernel_shape, strides, dilations, pads)
 
 
@@ -268,7 +279,7 @@ def average_pool(
     """Return the mean of each window: over its pixels, or with `count_include_pad` over its stated pads too."""
     spatial = x.shape[1:-1]
     _, _, stated = windows(spatial, kernel_shape, strides, dilations, pads, auto_pad)
-    strides, dilations, pads = windows(spatial, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    strides, dilations, pads = _pool_windows(spatial, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     count = np.ones(1, np.int64)
     for (begin, end), *row in zip(stated, spatial, kernel_shape, strides, dilations, pads, strict=True):
         place, size = _places(*row), row[0]
@@ -293,7 +304,7 @@ def _root(x: Array, p: float) -> Array:
 def lp_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, p: float, pads: Any, strides: Any
 ) -> Array:
-    strides, dilations, pads = windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    strides, dilations, pads = _pool_windows(x.shape[1:-1], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     return _root(_window_sums(_power(x, p), kernel_shape, strides, dilations, pads), p).astype(x.dtype)
 
 

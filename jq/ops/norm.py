@@ -108,7 +108,8 @@ def layer_normalization(
     axes = tuple(range(axis % x.ndim, x.ndim))
     y, mean, inverse = _standardized(x.astype(_stash(x, stash_type)), axes, epsilon)
     y = y.astype(x.dtype) * scale
-    return y if b is None else y + b, mean, inverse
+    stash = helper.tensor_dtype_to_np_dtype(stash_type)
+    return y if b is None else y + b, mean.astype(stash), inverse.astype(stash)
 
 
 def _rms(x: Array, scale: Array, axis: int, epsilon: float, stash_type: int) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from jax import lax
 from onnx import helper
 
 from jq import kernels, layout
-from jq.errors import ModelError
+from jq.errors import ModelError, UnsupportedOp
 from jq.ops.nn import windows
 from jq.registry import Array, Context, op
 
@@ -62,7 +62,7 @@ def _codes(value: Array, zero_point: Array | None, dtype: Any) -> Array:
     return (jnp.round(value) + zero).astype(dtype)
 
 
-def _scalar(parameter: Array | None) -> Array | None:
+def _scalar(parameter: Array | None) -> Any:
     """A per-tensor scale or zero point, which may come as one element of any rank."""
     return None if parameter is None else parameter.reshape(())
 
@@ -85,7 +85,7 @@ def _quantized(x: Array, scale: Array, zero_point: Array | None, dtype: Any) -> 
 # ---------------------------------------------------------------------------------------------
 
 
-def _along(parameter: Array | None, x: Array, axis: int, block_size: int) -> Array | None:
+def _along(parameter: Array | None, x: Array, axis: int, block_size: int) -> Any:
     """A scale or zero point that broadcasts against x: per tensor, per axis or per block of an axis."""
     if parameter is None:
         return None
@@ -103,8 +103,8 @@ def _along(parameter: Array | None, x: Array, axis: int, block_size: int) -> Arr
 
 @op("QuantizeLinear", layout=("axis",))
 def quantize_linear(
-    x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
-    precision: int = 0, saturate: int = 1,
+    x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0,
+    output_dtype: int = 0, precision: int = 0, saturate: int = 1,
 ) -> Array:  # fmt: skip
     """The quotient is taken in float32, as onnxruntime does even for float16, unless `precision` says otherwise."""
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8
@@ -127,7 +127,13 @@ def quantize_linear(
 
 @op("DequantizeLinear", layout=("axis",))
 def dequantize_linear(
-    x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
 ) -> Array:
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else x_scale.dtype
     scale, zero_point = _along(x_scale, x, axis, block_size), _along(x_zero_point, x, axis, block_size)
@@ -169,6 +175,8 @@ def _signed(x: Array, zero_point: Array | None) -> tuple[Array, Array]:
         zero = zero_point.astype(jnp.int32)
     if x.dtype == jnp.int8:
         return x, zero
+    if x.dtype != jnp.uint8:
+        raise UnsupportedOp(f"its operand is {x.dtype}; integer products take int8 and uint8, dequantize it before")
     return lax.bitcast_convert_type(x ^ jnp.uint8(128), jnp.int8), zero - 128
 
 
@@ -216,17 +224,17 @@ def _requantized(total: Array, scale: Array, zero_point: Array | None, dtype: An
 
 @op("ConvInteger", layout="last", static=("w_zero_point",))
 def conv_integer(
-    x: Array, w: Array, x_zero_point: Array | None = None, w_zero_point: Array | None = None, *, auto_pad: str, dilations: Any,
-    group: int, kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
+    x: Array, w: Array, x_zero_point: Array | None = None, w_zero_point: Array | None = None, *, auto_pad: str,
+    dilations: Any, group: int, kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
 ) -> Array:  # fmt: skip
     return _integer_conv(x, x_zero_point, w, w_zero_point, auto_pad, dilations, group, pads, strides, ctx)
 
 
 @op("QLinearConv", layout="last", static=("w_zero_point",))
 def qlinear_conv(
-    x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None, B: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Any, group: int = 1,
-    kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
+    x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None,
+    y_scale: Array, y_zero_point: Array | None, B: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Any,
+    group: int = 1, kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
 ) -> Array:  # fmt: skip
     total = _integer_conv(x, x_zero_point, w, w_zero_point, auto_pad, dilations, group, pads, strides, ctx)
     total = total if B is None else total + B
@@ -236,13 +244,15 @@ def qlinear_conv(
 
 @op("QLinearConv", domain=_MS, layout="last", static=("w_zero_point",))
 def ms_qlinear_conv(
-    x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None, B: Array | None = None, *, channels_last: int = 0, auto_pad: str = "NOTSET",
-    dilations: Any, group: int = 1, kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
+    x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None,
+    y_scale: Array, y_zero_point: Array | None, B: Array | None = None, *, channels_last: int = 0,
+    auto_pad: str = "NOTSET", dilations: Any, group: int = 1, kernel_shape: Any, pads: Any, strides: Any,
+    ctx: Context,
 ) -> Array:  # fmt: skip
     y = qlinear_conv(
-        jnp.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point,
-        B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads, strides=strides, ctx=ctx,
+        jnp.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale,
+        y_zero_point, B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
+        strides=strides, ctx=ctx,
     )  # fmt: skip
     return jnp.moveaxis(y, 1, -1) if channels_last else y
 
@@ -283,8 +293,9 @@ def dynamic_quantize_matmul(
 
 @op("QGemm", domain=_MS)
 def qgemm(
-    A: Array, a_scale: Array, a_zero_point: Array, B: Array, b_scale: Array, b_zero_point: Array, C: Array | None = None,
-    y_scale: Array | None = None, y_zero_point: Array | None = None, *, alpha: float = 1.0, transA: int = 0, transB: int = 0,
+    A: Array, a_scale: Array, a_zero_point: Array, B: Array, b_scale: Array, b_zero_point: Array,
+    C: Array | None = None, y_scale: Array | None = None, y_zero_point: Array | None = None, *, alpha: float = 1.0,
+    transA: int = 0, transB: int = 0,
 ) -> Array:  # fmt: skip
     a, b = (A.T if transA else A), (B.T if transB else B)
     total = _integer_matmul(a, a_zero_point, b, b_zero_point)
@@ -292,7 +303,8 @@ def qgemm(
     scale = jnp.float32(alpha) * _scalar(a_scale) * b_scale
     if y_scale is None:
         return total.astype(jnp.float32) * scale
-    return _requantized(total, _divide(scale, _scalar(y_scale)), y_zero_point, y_zero_point.dtype)
+    dtype = A.dtype if y_zero_point is None else y_zero_point.dtype
+    return _requantized(total, _divide(scale, _scalar(y_scale)), y_zero_point, dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -302,13 +314,14 @@ def qgemm(
 
 @op("QLinearAdd", domain=_MS, layout="same")
 def qlinear_add(
-    A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None, C_scale: Array,
-    C_zero_point: Array | None = None,
+    A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None,
+    C_scale: Array, C_zero_point: Array | None = None,
 ) -> Array:  # fmt: skip
     """Two fused multiply-adds on the codes, the constant part first: onnxruntime's formula on x86."""
     a_ratio, b_ratio = _scalar(A_scale) / _scalar(C_scale), _scalar(B_scale) / _scalar(C_scale)
     a_zero, b_zero, c_zero = (
-        jnp.float32(0) if z is None else _scalar(z).astype(jnp.float32) for z in (A_zero_point, B_zero_point, C_zero_point)
+        jnp.float32(0) if z is None else _scalar(z).astype(jnp.float32)
+        for z in (A_zero_point, B_zero_point, C_zero_point)
     )
     fixed = c_zero - _fused(a_zero, a_ratio, _rounded(b_ratio * b_zero))
     a, b = A.astype(jnp.float32), B.astype(jnp.float32)
@@ -317,8 +330,8 @@ def qlinear_add(
 
 @op("QLinearMul", domain=_MS, layout="same")
 def qlinear_mul(
-    A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None, C_scale: Array,
-    C_zero_point: Array | None = None,
+    A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None,
+    C_scale: Array, C_zero_point: Array | None = None,
 ) -> Array:  # fmt: skip
     a = A.astype(jnp.int32) - (0 if A_zero_point is None else _scalar(A_zero_point).astype(jnp.int32))
     b = B.astype(jnp.int32) - (0 if B_zero_point is None else _scalar(B_zero_point).astype(jnp.int32))
@@ -357,7 +370,9 @@ def qlinear_softmax(
     table = np.exp((np.arange(-255.0, 1.0) + top) * step).astype(np.float32)
     power = jnp.asarray(table)[255 + x.astype(jnp.int32) - jnp.max(x, -1, keepdims=True).astype(jnp.int32)]
     # onnxruntime adds one after the other, and equal terms meet exact ties.
-    total, _ = lax.scan(lambda s, term: (s + term, None), jnp.zeros(x.shape[:-1], jnp.float32), jnp.moveaxis(power, -1, 0))
+    total, _ = lax.scan(
+        lambda s, term: (s + term, None), jnp.zeros(x.shape[:-1], jnp.float32), jnp.moveaxis(power, -1, 0)
+    )
     inverse = jnp.floor(1 / y_scale.reshape(()).astype(np.float32))
     y = _codes(power * inverse / total[..., None], _scalar(y_zero_point), X.dtype)
     return y.reshape(X.shape) if opset < 13 else jnp.moveaxis(y, -1, axis)
@@ -365,7 +380,9 @@ def qlinear_softmax(
 
 @op("QLinearConcat", domain=_MS, layout=("axis",))
 def qlinear_concat(Y_scale: Array, Y_zero_point: Array, *xs: Array, axis: int) -> Array:
-    parts = [_requantize_like(x, s, z, Y_scale, Y_zero_point) for x, s, z in zip(xs[::3], xs[1::3], xs[2::3], strict=True)]
+    parts = [
+        _requantize_like(x, s, z, Y_scale, Y_zero_point) for x, s, z in zip(xs[::3], xs[1::3], xs[2::3], strict=True)
+    ]
     return jnp.concatenate(parts, axis)
 
 
@@ -386,8 +403,8 @@ def qlinear_where(
 
 @op("QLinearReduceMean", domain=_MS, layout=("axes",))
 def qlinear_reduce_mean(
-    data: Array, data_scale: Array, data_zero_point: Array | None, reduced_scale: Array, reduced_zero_point: Array | None = None,
-    *, axes: Any = None, keepdims: int = 1,
+    data: Array, data_scale: Array, data_zero_point: Array | None, reduced_scale: Array,
+    reduced_zero_point: Array | None = None, *, axes: Any = None, keepdims: int = 1,
 ) -> Array:  # fmt: skip
     """Documented by onnxruntime, which has no CPU kernel for it."""
     axes = None if axes is None else tuple(int(a) for a in axes)

@@ -38,7 +38,7 @@ def _activations(names: Sequence[str], alphas: Any, betas: Any, clip: float | No
     `clip` bounds what f and g get; the third, h of an LSTM, gets the cell itself, which onnxruntime does not clip.
     """
     values = [iter(alphas or ()), iter(betas or ())]
-    found = []
+    found: list[Activation] = []
     for index, name in enumerate(names):
         if name.lower() not in _ACTIVATIONS:
             raise ModelError(f"unknown activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
@@ -78,7 +78,9 @@ def _recurrent(
     def step(states: Any, row: Any) -> tuple[Any, list[Array]]:
         kept, outputs = [], []
         for d, (state, (gate, place)) in enumerate(zip(states, row, strict=True)):
-            after = cell(gate, state, r[d], bias[d, 1], None if extra is None else extra[d], functions[d * per : (d + 1) * per])
+            after = cell(
+                gate, state, r[d], bias[d, 1], None if extra is None else extra[d], functions[d * per : (d + 1) * per]
+            )
             y = after[0]
             if lengths is not None:
                 alive = (place < lengths)[:, None]
@@ -95,7 +97,9 @@ def _recurrent(
     return (jnp.transpose(y, (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in last)) if turn else (y, *last)
 
 
-def _rnn_cell(gates: Array, state: Any, r: Array, bias: Array, _: None, activations: Sequence[Activation]) -> tuple[Array, ...]:
+def _rnn_cell(
+    gates: Array, state: Any, r: Array, bias: Array, _: None, activations: Sequence[Activation]
+) -> tuple[Array, ...]:
     return (activations[0](gates + state[0] @ r.T + bias),)
 
 
@@ -112,7 +116,13 @@ def rnn(
 
 
 def _gru_cell(
-    linear_before_reset: int, gates: Array, state: Any, r: Array, bias: Array, _: None, activations: Sequence[Activation]
+    linear_before_reset: int,
+    gates: Array,
+    state: Any,
+    r: Array,
+    bias: Array,
+    _: None,
+    activations: Sequence[Activation],
 ) -> tuple[Array, ...]:
     """z, r, h: H = (1 - z) h + z H', with the reset gate on H' or, `linear_before_reset`, on its product."""
     f, g = activations
@@ -141,7 +151,13 @@ def gru(
 
 
 def _lstm_cell(
-    input_forget: int, gates: Array, state: Any, r: Array, bias: Array, peepholes: Array | None, activations: Sequence[Activation]
+    input_forget: int,
+    gates: Array,
+    state: Any,
+    r: Array,
+    bias: Array,
+    peepholes: Array | None,
+    activations: Sequence[Activation],
 ) -> tuple[Array, ...]:
     """i, o, f, c: C = f C' + i c, H = o h(C); peepholes (i, o, f) let the gates see the cell, o the new one."""
     f, g, h = activations

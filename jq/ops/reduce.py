@@ -110,7 +110,7 @@ def _running(name: str, unit: int, x: Array, axis: Array, exclusive: int, revers
     xp, index = namespace(x), int(np.ravel(axis)[0])
     x = xp.flip(x, index) if reverse else x
     if exclusive:
-        first = xp.full_like(xp.take(x, np.array([0]), axis=index), unit)
+        first = xp.full_like(xp.take(x, np.arange(min(1, x.shape[index])), axis=index), unit)
         x = xp.concatenate([first, xp.take(x, np.arange(x.shape[index] - 1), axis=index)], axis=index)
     y = getattr(xp, name)(x, axis=index, dtype=x.dtype)
     return xp.flip(y, index) if reverse else y

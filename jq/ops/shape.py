@@ -301,8 +301,8 @@ def _put(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) ->
             combine.at(x, places, updates)
         return x
     at = jnp.asarray(x).at[places]
-    method = {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction]
-    return method(jnp.asarray(updates, x.dtype))
+    methods: dict[str, Any] = {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}
+    return methods[reduction](jnp.asarray(updates, x.dtype))
 
 
 # ---------------------------------------------------------------------------------------------

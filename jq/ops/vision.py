@@ -207,9 +207,10 @@ def grid_sample(x: Array, grid: Array, *, align_corners: int, mode: str, padding
         reach = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}[mode]
         taps.append([(first + o, _grid_weight(jnp.abs(place - first - o), mode)) for o in reach])
     flat = x.reshape(x.shape[0], math.prod(sizes), x.shape[-1])
-    total = 0
+    total: Array = 0
     for corner in itertools.product(*taps):
-        index, weight = 0, 1
+        index: Array = 0
+        weight: Array = 1
         for (i, w), size, limit in zip(corner, sizes, limits, strict=True):
             if padding_mode == "zeros":
                 w = jnp.where((i >= 0) & (i < size), w, 0)

@@ -24,7 +24,5 @@ def _branch(node: Node, condition: bool, taken: set[str], labels: set[str]) -> l
     names = {o: fresh(f"{node.label}/{o}", taken) for o in body.producer}
     sources = [names.get(v.name, v.name) for v in body.outputs]
     inner = [n.replace(name=n.name and fresh(n.name, labels)) for n in rename(body, names).nodes]
-    ends = [
-        Node("Identity", (s,), (o,), {}, f"{node.label}/{o}") for s, o in zip(sources, node.outputs, strict=False) if o
-    ]
-    return [*inner, *ends]
+    pairs = [(s, o) for s, o in zip(sources, node.outputs, strict=False) if o]
+    return [*inner, *(Node("Identity", (s,), (o,), {}, fresh(f"{node.label}/{o}", labels)) for s, o in pairs)]

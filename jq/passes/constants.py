@@ -42,7 +42,8 @@ def fold_constants(graph: Graph) -> Graph:
         ):
             continue
         inputs = {i: arrays[i] for i in node.inputs if i}
-        limit = max(sum(a.nbytes for a in inputs.values()), _SMALL, min(_WEIGHT, room))
+        sizes = [a.nbytes for a in inputs.values()]
+        limit = max(_SMALL, min(_WEIGHT, room), min(_MODEL, sum(sizes)), *sizes)
         results = _results(node, graph.opset(node.domain), inputs, limit)
         if results is not None:
             arrays |= results

@@ -17,9 +17,8 @@ from jq.graph import Graph, Node, Value
 from jq.passes.edit import fresh, undeclared
 from jq.trace import evaluate
 
-_MOVES = frozenset(
-    {"Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)
+# Expand and Tile move elements too, but make more of them than memory may hold: see `constants`.
+_MOVES = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 _ARITHMETIC = frozenset({"Add", "Div", "Max", "Min", "Mod", "Mul", "Sub"})
 _INTEGERS: dict[int, np.dtype] = {6: np.dtype(np.int32), 7: np.dtype(np.int64)}  # what Cast calls them
 _SIZE = 1024  # elements: no shape is as long
