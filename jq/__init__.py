@@ -1,10 +1,11 @@
 """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
 
 from jq import zoo
+from jq.batch import chunked
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.graph import Graph, Node, Value, load, save, to_model
 from jq.inspect import inspect
-from jq.layout import chunked, pack
+from jq.layout import pack
 from jq.passes import prepare
 from jq.trace import Traced, trace
 

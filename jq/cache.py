@@ -20,7 +20,7 @@ def enable() -> None:
 
     JAX's own threshold of one second would skip most networks here.
     """
-    if os.environ.get("JQ_CACHE") == "off" or jax.config.jax_compilation_cache_dir:
+    if os.environ.get("JQ_CACHE") == "off" or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
     try:
         folder().mkdir(parents=True, exist_ok=True)

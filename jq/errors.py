@@ -26,7 +26,7 @@ class ConfigError(Error):
     """An option does not exist or its value is not allowed."""
 
 
-class UnsupportedOp(Error):
+class UnsupportedOp(Error):  # noqa: N818  a name users rely on
     """The model uses operators for which `jq` has no rule; all of them are listed."""
 
 

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import functools
 import heapq
+import itertools
 import math
 import os
 import tempfile
@@ -39,6 +40,7 @@ _FILLED_BYTES = 64 << 20
 MAX_TENSOR_BYTES = 1 << 38
 # Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds.
 _MAX_NODES = 1 << 20
+_LONGEST_SHAPE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +176,10 @@ class Graph:
         found = dict(self.declared)
         found |= {k: Value(k, a.dtype, a.shape) for k, a in self.arrays.items()}
         try:
-            inferred = onnx.shape_inference.infer_shapes(to_model(self, skeleton=True), data_prop=True)
+            inputs = tuple(Value(v.name, v.dtype) if _endless(v) else v for v in self.inputs)
+            declared = {k: v for k, v in self.declared.items() if not _endless(v)}
+            model = to_model(self.replace(inputs=inputs, declared=declared), skeleton=True)
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         except Exception:  # onnx's C++ raises many kinds; a graph without inferred types still runs
             inferred = None
         if inferred is not None:
@@ -192,7 +197,7 @@ class Graph:
 
 def is_structural(dtype: np.dtype) -> bool:
     """Whether tensors of this type describe structure (shapes, axes, indices, masks), not weights."""
-    return dtype == np.int64 or dtype == np.bool_ or dtype == object
+    return dtype in (np.dtype(np.int64), np.dtype(np.bool_), np.dtype(object))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,7 +227,9 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
             try:
                 source = path.read_bytes()
             except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-                raise ModelError(f"cannot read the model {path}: {getattr(error, 'strerror', None) or error}") from error
+                raise ModelError(
+                    f"cannot read the model {path}: {getattr(error, 'strerror', None) or error}"
+                ) from error
         model = ModelProto()
         try:
             model.ParseFromString(source)
@@ -251,6 +258,8 @@ class _Reader:
         if model.functions:
             model = _inlined(model)
         graph = self._graph(model.graph, opsets, frozenset(), initializers, prefix="", outer={})
+        if not all(v.name for v in (*graph.inputs, *graph.outputs)):
+            raise ModelError("an input or output of the graph has no name")
         metadata = {p.key: p.value for p in self.model.metadata_props}
         return graph.with_arrays(self.arrays, metadata=metadata)
 
@@ -283,6 +292,7 @@ class _Reader:
         outer: Mapping[str, str],
     ) -> Graph:
         """A graph or subgraph; `scope` is what the graphs around it define, `outer` their renamings."""
+        _check_names(proto)
         renamed = dict(outer)
 
         def add_array(name: str, array: np.ndarray) -> None:
@@ -302,17 +312,19 @@ class _Reader:
             if count > 1:
                 raise ModelError(f"input {name!r} is defined twice")
         for value in inputs:
-            _checked_shape(value.name, (d for d in value.shape or () if isinstance(d, int)), 1)
+            _checked_shape(value.name, _ints(value), value.dtype.itemsize if value.dtype else 1)
         nodes: list[Node] = []
         raw: list[NodeProto] = []
         for node in proto.node:
             if node.op_type == "Constant" and _domain(node.domain) == "" and len(node.output) == 1:
                 add_array(node.output[0], self._constant(node))
-            elif (array := self._filled(node, renamed)) is not None:
-                add_array(node.output[0], array)
+            elif (filled := self._filled(node, renamed)) is not None:
+                add_array(node.output[0], filled)
             else:
                 raw.append(node)
-        defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - {o for n in raw for o in n.output}
+        defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - {
+            o for n in raw for o in n.output
+        }
         inner = scope | defined | {o for n in raw for o in n.output}
         for index, node in enumerate(raw):
             nodes.append(self._node(node, opsets, inner, f"{prefix}{node.name or f'node{index}'}/", renamed))
@@ -322,7 +334,12 @@ class _Reader:
         return Graph(ordered, inputs, outputs, {}, {}, opsets, proto.name or "graph", declared)
 
     def _node(
-        self, proto: NodeProto, opsets: Mapping[str, int], scope: frozenset[str], prefix: str, renamed: Mapping[str, str]
+        self,
+        proto: NodeProto,
+        opsets: Mapping[str, int],
+        scope: frozenset[str],
+        prefix: str,
+        renamed: Mapping[str, str],
     ) -> Node:
         attrs: dict[str, Any] = {}
         for attribute in proto.attribute:
@@ -331,12 +348,21 @@ class _Reader:
             except ModelError:
                 raise
             except Exception as error:
-                raise ModelError(f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}: {error}") from error
+                raise ModelError(
+                    f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}: {error}"
+                ) from error
         inputs = tuple(renamed.get(i, i) for i in proto.input)
-        return Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
+        node = Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
+        _check_arity(node, opsets.get(node.domain, 1))
+        return node
 
     def _attribute(
-        self, proto: AttributeProto, opsets: Mapping[str, int], scope: frozenset[str], prefix: str, outer: Mapping[str, str]
+        self,
+        proto: AttributeProto,
+        opsets: Mapping[str, int],
+        scope: frozenset[str],
+        prefix: str,
+        outer: Mapping[str, str],
     ) -> Any:
         kind = proto.type
         if kind == AttributeProto.GRAPH:
@@ -350,11 +376,15 @@ class _Reader:
         if kind == AttributeProto.STRINGS:
             return tuple(_text(s) for s in proto.strings)
         value = helper.get_attribute_value(proto)
+        if value is None:
+            raise ModelError(f"attribute {proto.name!r} has no type, so no value")
         return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
 
     def _constant(self, node: NodeProto) -> np.ndarray:
         if len(node.attribute) != 1:
-            raise ModelError(f"Constant {node.output[0]!r} has {len(node.attribute)} attributes, expected exactly one value")
+            raise ModelError(
+                f"Constant {node.output[0]!r} has {len(node.attribute)} attributes, expected exactly one value"
+            )
         attribute = node.attribute[0]
         value = self._attribute(attribute, {}, frozenset(), "", {})
         match attribute.name:
@@ -382,7 +412,10 @@ class _Reader:
         if shape is None or shape.ndim != 1 or value.size != 1 or shape.min(initial=0) < 0:
             return None
         dims = tuple(shape.tolist())
-        return np.full(dims, value.reshape(())) if math.prod(dims) * value.itemsize <= _FILLED_BYTES else None
+        try:
+            return np.full(dims, value.reshape(())) if math.prod(dims) * value.itemsize <= _FILLED_BYTES else None
+        except ValueError:  # more dims than numpy has: an error where the node is evaluated
+            return None
 
     def dense(self, sparse: onnx.SparseTensorProto) -> np.ndarray:
         """A sparse tensor as a dense array."""
@@ -474,7 +507,10 @@ def _callee(domain: str, name: str, proto: NodeProto | onnx.FunctionProto) -> tu
 
 
 def _expanded(
-    nodes: Iterable[NodeProto], bodies: Mapping[Any, Sequence[NodeProto]], sizes: dict[Any, int], active: tuple[Any, ...]
+    nodes: Iterable[NodeProto],
+    bodies: Mapping[Any, Sequence[NodeProto]],
+    sizes: dict[Any, int],
+    active: tuple[Any, ...],
 ) -> int:
     """How many nodes there are once local functions are inlined; onnx's inliner does not bound it."""
     total = 0
@@ -496,6 +532,44 @@ def _strip(tensor: TensorProto) -> None:
     """Drop a tensor's payload: `_Reader` has read it already."""
     for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
         tensor.ClearField(field)
+
+
+def _check_names(graph: GraphProto) -> None:
+    values = (*graph.input, *graph.output, *graph.value_info)
+    names = itertools.chain(
+        [graph.name],
+        *((n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)) for n in graph.node),
+        *((v.name, *(d.dim_param for d in v.type.tensor_type.shape.dim)) for v in values),
+        (t.name for t in graph.initializer),
+        (t.values.name for t in graph.sparse_initializer),
+    )
+    if (odd := next((n for n in names if isinstance(n, bytes)), None)) is not None:  # protobuf's way to say so
+        raise ModelError(f"the name {odd!r} is not UTF-8; the file is damaged")
+    for node in graph.node:
+        if not f"{node.domain}{node.op_type}".isprintable():
+            raise ModelError(f"node {node.name!r} has the operator {node.op_type!r} of {node.domain!r}; the file is damaged")
+
+
+def _check_arity(node: Node, opset: int) -> None:
+    """Nobody after this needs to ask whether a required operand is there at all."""
+    if (limits := _arity(node.op_type, node.domain, opset)) is None:
+        return
+    for found, least, most, kind in ((node.inputs, *limits[0], "inputs"), (node.outputs, *limits[1], "outputs")):
+        count = max((i + 1 for i, name in enumerate(found) if name), default=0)  # trailing ones may be left empty
+        if not least <= max(count, min(len(found), least)) <= most:
+            expected = str(least) if least == most else f"at most {most}" if len(found) > most else f"at least {least}"
+            raise ModelError(
+                f"node {node.label!r} ({node.qualified}, opset {opset}) has {len(found)} {kind}, the operator has {expected}"
+            )
+
+
+@functools.cache
+def _arity(op_type: str, domain: str, opset: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:  # a custom operator, or one of a vendor
+        return None
+    return (schema.min_input, schema.max_input), (0, schema.max_output)  # outputs may be left unnamed
 
 
 def _toposort(nodes: Sequence[Node], known: set[str] | frozenset[str], outputs: Iterable[Value]) -> tuple[Node, ...]:
@@ -547,6 +621,15 @@ def _text(raw: bytes) -> str | bytes:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return raw
+
+
+def _ints(value: Value) -> list[int]:
+    return [d for d in value.shape or () if isinstance(d, int)]
+
+
+def _endless(value: Value) -> bool:
+    """A vector that onnx's inference may take for a shape: it would make a type of so many dims."""
+    return value.dtype == np.int64 and len(value.shape or ()) == 1 and max(_ints(value), default=0) > _LONGEST_SHAPE
 
 
 def _rename(value: Value, renamed: Mapping[str, str]) -> Value:

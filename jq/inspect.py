@@ -98,10 +98,14 @@ def _bind(inputs: Sequence[Value], given: Mapping[str, Shape]) -> tuple[dict[str
     symbols: dict[str, int] = {}
     for name, shape in given.items():
         if name not in declared:
-            raise ConfigError(f"the model has no input {name!r}.{suggest(name, declared)} It has: {', '.join(declared)}")
+            raise ConfigError(
+                f"the model has no input {name!r}.{suggest(name, declared)} It has: {', '.join(declared)}"
+            )
         wanted = declared[name].shape or (None,) * len(shape)
         symbols |= {w: s for w, s in zip(wanted, shape, strict=False) if isinstance(w, str) and w not in symbols}
-        bound = tuple(w if isinstance(w, int) else s if w is None else symbols[w] for w, s in zip(wanted, shape, strict=False))
+        bound = tuple(
+            w if isinstance(w, int) else s if w is None else symbols[w] for w, s in zip(wanted, shape, strict=False)
+        )
         if len(wanted) != len(shape) or bound != shape or min(shape, default=0) < 0:
             raise ConfigError(f"input {declared[name]} cannot have the shape {list(shape)}")
     bound_all, free = dict(given), False
@@ -122,12 +126,14 @@ def _count(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
     seen: dict[str, Shape] = {}
     taps = {name: _recorder(seen, name) for n in nodes for name in (*filter(None, n.inputs), n.outputs[0])}
     fn = trace(graph, taps=taps)
-    with jax.enable_x64(fn._wide):
-        inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.dtype) for v in graph.inputs}  # type: ignore[no-untyped-call]
+    with jax.enable_x64(fn.wide):
+        inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.dtype) for v in graph.inputs}
         jax.eval_shape(lambda params, inputs: fn(params, inputs) and None, dict(graph.params), inputs)
     found: collections.Counter[str] = collections.Counter()
     for node in nodes:
-        found[node.qualified] += _MACS[node.op_type](node, [seen.get(i, ()) for i in node.inputs], seen[node.outputs[0]])
+        found[node.qualified] += _MACS[node.op_type](
+            node, [seen.get(i, ()) for i in node.inputs], seen[node.outputs[0]]
+        )
     return dict(found.most_common())
 
 
@@ -161,7 +167,9 @@ _MACS: dict[str, Callable[[Node, Sequence[Shape], Shape], int]] = {
     **dict.fromkeys(("Conv", "ConvInteger", "FusedConv", "DeformConv"), _convolution(1)),
     "QLinearConv": _convolution(3),
     "ConvTranspose": _transposed,
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "QGemm", "FusedMatMul", "FusedGemm"), _product),
+    **dict.fromkeys(
+        ("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "QGemm", "FusedMatMul", "FusedGemm"), _product
+    ),
     **dict.fromkeys(("MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), _product),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
 }

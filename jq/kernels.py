@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ Pads = Sequence[tuple[int, int]]
 
 # Below this many input channels a dense convolution costs the same as at it, so groups are merged.
 _WORTHWHILE_CHANNELS = 16
+# Up to so many inputs per output, gathering them costs less than what the library wastes on few channels.
+_SMALL_PATCH = 64
 # Above this many taps a window is cheaper by reduce_window than by shifted slices.
 _MANY_TAPS = 64
 
@@ -41,7 +43,7 @@ def conv(
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """Return the convolution of x with w; `dtype` is the accumulator's, as in int8 x int8 -> int32."""
-    strides, dilations, pads = tuple(strides), tuple(dilations), tuple(map(tuple, pads))
+    strides, dilations, pads = tuple(strides), tuple(dilations), tuple((lo, hi) for lo, hi in pads)
     dtype = jnp.result_type(x, w) if dtype is None else jnp.dtype(dtype)
     if group < 1 or x.shape[-1] != w.shape[-2] * group or w.shape[-1] % group:
         raise ModelError(
@@ -51,7 +53,13 @@ def conv(
         return _xla(x, w, strides, dilations, pads, group, dtype)
     if x.ndim == 3:  # one spatial dim misses the library: give it another
         y = conv(
-            x[:, None], w[None], strides=(1, *strides), dilations=(1, *dilations), pads=((0, 0), *pads), group=group, dtype=dtype
+            x[:, None],
+            w[None],
+            strides=(1, *strides),
+            dilations=(1, *dilations),
+            pads=((0, 0), *pads),
+            group=group,
+            dtype=dtype,
         )
         return y[:, 0]
     if x.ndim > 4:
@@ -60,13 +68,35 @@ def conv(
         return _depthwise(x, w, strides, dilations, pads, dtype)
     if group > 1:
         return _grouped(x, w, strides, dilations, pads, group, dtype)
+    if math.prod(w.shape[:2]) == 1:
+        return _pointwise(x, w, strides, pads, dtype)
+    if math.prod(w.shape[:3]) <= _SMALL_PATCH and w.shape[2] > 1:
+        return _patches(x, w, strides, dilations, pads, dtype)
     return _dense(x, w, strides, dilations, pads, dtype)
+
+
+def _patches(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
+    """A matrix product of gathered patches: a stem's three channels leave the library's lanes empty (5 -> 2 ms)."""
+    parts = [part for _, part in taps(x, w.shape[:-2], strides, dilations, pads, 0)]
+    patches = jnp.concatenate(parts, axis=-1)
+    y = lax.dot(patches.reshape(-1, patches.shape[-1]), w.reshape(-1, w.shape[-1]), preferred_element_type=dtype)
+    return y.reshape(*patches.shape[:-1], -1)
+
+
+def _pointwise(x, w, strides, pads, dtype):  # type: ignore[no-untyped-def]
+    """A matrix product, which takes 15 to 50 % less than the library's convolution of one tap."""
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)])
+    x = lax.slice(x, [0] * 4, x.shape, (1, *strides, 1))
+    y = lax.dot(x.reshape(-1, x.shape[-1]), w[0, 0], preferred_element_type=dtype)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 def _xla(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-untyped-def]
     rank = x.ndim
     spatial = tuple(range(1, rank - 1))
-    order = lax.ConvDimensionNumbers((0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2)), (0, rank - 1, *spatial))
+    order = lax.ConvDimensionNumbers(
+        (0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2)), (0, rank - 1, *spatial)
+    )
     return lax.conv_general_dilated(
         x, w, strides, pads, None, dilations, order, feature_group_count=group, preferred_element_type=dtype
     )
@@ -130,19 +160,25 @@ def _depthwise(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untype
     multiplier = w.shape[-1] // x.shape[-1]
     if multiplier > 1:
         x = jnp.repeat(x, multiplier, axis=-1)
-    terms = (part.astype(dtype) * w[place][0].astype(dtype) for place, part in taps(x, w.shape[:-2], strides, dilations, pads, 0))
+    terms = (
+        part.astype(dtype) * w[place][0].astype(dtype)
+        for place, part in taps(x, w.shape[:-2], strides, dilations, pads, 0)
+    )
     return functools.reduce(jnp.add, terms)
 
 
 def _grouped(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-untyped-def]
     """Groups as dense convolutions, thin ones merged block-diagonally (128 channels in 32 groups: 41 -> 4 ms)."""
     channels = w.shape[-2]
-    merge = next(m for m in range(1, group + 1) if group % m == 0 and (m * channels >= _WORTHWHILE_CHANNELS or m == group))
+    merge = next(
+        m for m in range(1, group + 1) if group % m == 0 and (m * channels >= _WORTHWHILE_CHANNELS or m == group)
+    )
     blocks = w.reshape(*w.shape[:-1], group // merge, merge, -1)
     diagonal = jnp.einsum("hwigmo,nm->hwnigmo", blocks, jnp.eye(merge, dtype=w.dtype))
     diagonal = diagonal.reshape(*w.shape[:-2], merge * channels, group // merge, -1)
     images = jnp.split(x, group // merge, axis=-1)
-    parts = [_dense(image, diagonal[..., i, :], strides, dilations, pads, dtype) for i, image in enumerate(images)]
+    window = {"strides": strides, "dilations": dilations, "pads": pads, "dtype": dtype}
+    parts = [conv(image, diagonal[..., i, :], **window) for i, image in enumerate(images)]
     return jnp.concatenate(parts, axis=-1)
 
 
@@ -186,7 +222,9 @@ def _shuffled(x, w, strides, group):  # type: ignore[no-untyped-def]
     y = jnp.transpose(y, (0, *order, 1 + rank, 2 + 2 * rank))
     y = y.reshape(x.shape[0], *(n * s for n, s in zip(size, strides, strict=True)), -1)
     # The kernel was filled up to whole strides; what it adds at the end is zeros.
-    return lax.slice(y, [0] * y.ndim, [y.shape[0], *(n - hi for n, (_, hi, _) in zip(y.shape[1:], full, strict=False)), y.shape[-1]])
+    return lax.slice(
+        y, [0] * y.ndim, [y.shape[0], *(n - hi for n, (_, hi, _) in zip(y.shape[1:], full, strict=False)), y.shape[-1]]
+    )
 
 
 def taps(
@@ -194,20 +232,25 @@ def taps(
 ) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
     """Yield each place of a window with the slice of x that it reads over all outputs."""
     x = lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)])
-    count = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[1:], kernel, strides, dilations, strict=False)]
+    count = [
+        (n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[1:], kernel, strides, dilations, strict=False)
+    ]
     for place in itertools.product(*map(range, kernel)):
         start = [p * d for p, d in zip(place, dilations, strict=True)]
         stop = [b + (c - 1) * s + 1 for b, c, s in zip(start, count, strides, strict=True)]
         yield place, lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
 
 
-def _pool(x, kernel, strides, dilations, pads, fill, combine, window):  # type: ignore[no-untyped-def]
+def _pool(x, kernel, strides, dilations, pads, fill, combine):  # type: ignore[no-untyped-def]
     """Combine windows, one axis after the other: 2 k shifted slices instead of k * k."""
+    rank = len(kernel)
     for axis, size in enumerate(kernel):
-        only = [(size, strides[axis], dilations[axis], tuple(pads[axis])) if i == axis else (1, 1, 1, (0, 0)) for i in range(len(kernel))]
-        k, s, d, p = zip(*only, strict=True)
+        k, s, d, p = [1] * rank, [1] * rank, [1] * rank, [(0, 0)] * rank
+        k[axis], s[axis], d[axis], p[axis] = size, strides[axis], dilations[axis], tuple(pads[axis])
         if size > _MANY_TAPS:
-            x = window((1, *k, 1), (1, *s, 1), ((0, 0), *p, (0, 0)), None, (1, *d, 1))(x)
+            start = np.asarray(fill, x.dtype)
+            window = (1, *k, 1), (1, *s, 1), ((0, 0), *p, (0, 0)), None, (1, *d, 1)
+            x = lax.reduce_window(x, start, combine, *window)
         elif (size, s[axis], p[axis]) != (1, 1, (0, 0)):
             x = functools.reduce(combine, (part for _, part in taps(x, k, s, d, p, fill)))
     return x
@@ -216,17 +259,9 @@ def _pool(x, kernel, strides, dilations, pads, fill, combine, window):  # type: 
 def max_pool(x: jax.Array, kernel: Ints, strides: Ints, dilations: Ints, pads: Pads) -> jax.Array:
     """Return the maximum over each window; padding never wins. reduce_window takes 3 to 6 times longer."""
     fill = -math.inf if jnp.issubdtype(x.dtype, jnp.floating) else int(jnp.iinfo(x.dtype).min)
-
-    def window(*shape: object) -> Callable[[jax.Array], jax.Array]:
-        return lambda y: lax.reduce_window(y, jnp.asarray(fill, y.dtype), lax.max, *shape)
-
-    return _pool(x, kernel, strides, dilations, pads, fill, jnp.maximum, window)
+    return _pool(x, kernel, strides, dilations, pads, fill, lax.max)
 
 
 def sum_pool(x: jax.Array, kernel: Ints, strides: Ints, dilations: Ints, pads: Pads) -> jax.Array:
     """Return the sum over each window, in the type of x."""
-
-    def window(size: Ints, strides: Ints, pads: Pads, _: None, dilations: Ints) -> Callable[[jax.Array], jax.Array]:
-        return lambda y: lax.reduce_window(y, np.zeros((), y.dtype), lax.add, size, strides, pads, None, dilations)
-
-    return _pool(x, kernel, strides, dilations, pads, 0, jnp.add, window)
+    return _pool(x, kernel, strides, dilations, pads, 0, lax.add)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jq.graph import Graph
 from jq.registry import Array, Layout
@@ -64,7 +65,9 @@ def channels_last(value: Any) -> Array:
     return value.array if isinstance(value, ChannelsLast) else permuted(value, (0, *range(2, np.ndim(value)), 1))
 
 
-def apply(layout: Layout, names: Sequence[str], rule: Callable[..., Any], arguments: list[Any], keywords: dict[str, Any]) -> Any:
+def apply(
+    layout: Layout, names: Sequence[str], rule: Callable[..., Any], arguments: list[Any], keywords: dict[str, Any]
+) -> Any:
     """Call a rule with its operands in the layout that it declares, and tag what it returns."""
     if layout == "last":
         first, *rest = arguments
@@ -147,54 +150,8 @@ def weight_order(rank: int) -> tuple[int, ...]:
     return (*range(2, rank), 1, 0)
 
 
-# Above about this many bytes per intermediate tensor, a CPU spends its time on cache misses and on
-# the page faults of freshly mapped buffers: MobileNetV2 takes 70 ms at once, 45 in chunks of two.
-_CHUNK_BYTES = 12 << 20
-
-
-def chunked(fn: Callable[[Any, Any], Any], size: int | None = None) -> Callable[[Any, Any], Any]:
-    """Return `fn(params, inputs)` evaluated over chunks of the batch, for a model that treats images apart.
-
-    Every input and output leads with the batch. Without `size`, a chunk is as large as keeps the
-    largest intermediate tensor in the caches of a CPU; a last short chunk runs by itself.
-
-    >>> import jq, jax
-    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
-    >>> forward = jax.jit(jq.chunked(jq.trace(graph)))
-    >>> images, labels = jq.zoo.calibration_set()
-    >>> forward(jq.pack(graph), {"input": images})["logits"].shape
-    (512, 10)
-    """
-
-    def mapped(params: Any, inputs: Any) -> Any:
-        batch = jax.tree.leaves(inputs)[0].shape[0]
-        chunk = min(batch, size or _chunk_size(fn, params, inputs))
-        if chunk >= batch:
-            return fn(params, inputs)
-        whole = batch // chunk
-        stacked = jax.tree.map(lambda x: x[: whole * chunk].reshape(whole, chunk, *x.shape[1:]), inputs)
-        outputs = jax.lax.map(lambda x: fn(params, x), stacked)
-        outputs = jax.tree.map(lambda y: y.reshape(whole * chunk, *y.shape[2:]), outputs)
-        if whole * chunk == batch:
-            return outputs
-        rest = fn(params, jax.tree.map(lambda x: x[whole * chunk :], inputs))
-        return jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, rest)
-
-    return mapped
-
-
-def _chunk_size(fn: Callable[[Any, Any], Any], params: Any, inputs: Any) -> int:
-    """The chunk whose largest intermediate fits `_CHUNK_BYTES`, made a divisor of the batch if one is near."""
-    batch = jax.tree.leaves(inputs)[0].shape[0]
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), inputs)
-    program = jax.make_jaxpr(fn)(jax.tree.map(jax.typeof, params), one)
-    largest = max((v.aval.size * v.aval.dtype.itemsize for e in program.eqns for v in e.outvars), default=1)
-    fitting = max(1, min(batch, _CHUNK_BYTES // max(1, largest)))
-    return next((c for c in range(fitting, fitting // 2, -1) if batch % c == 0), fitting)
-
-
-def pack(graph: Graph, params: Mapping[str, Array] | None = None) -> dict[str, Any]:
-    """Return params on the device, with convolution weights in the order that XLA's library reads.
+def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | None = None) -> dict[str, Any]:
+    """Return params on the device, or on all of a mesh, with convolution weights in the order that XLA reads.
 
     The traced function takes packed and plain params alike. Plain ones stay in ONNX's order, which is
     what gradients and exports want; packed ones save transposing every weight at every call.
@@ -204,13 +161,14 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None) -> dict[str, A
     >>> fn, params = jq.trace(graph), jq.pack(graph)
     """
     params = graph.params if params is None else params
+    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     weights = {n.inputs[_WEIGHT[n.op_type]] for n in graph.nodes if n.op_type in _WEIGHT}
     elsewhere = {i for n in graph.walk() for k, i in enumerate(n.reads()) if k != _WEIGHT.get(n.op_type)}
 
     def place(name: str, array: Array) -> Any:
         if name in weights and name not in elsewhere | graph.output_names:
             order = weight_order(np.ndim(array))
-            return Packed(jax.device_put(np.ascontiguousarray(np.transpose(array, order))), order)
-        return jax.device_put(array)
+            return Packed(jax.device_put(np.ascontiguousarray(np.transpose(array, order)), where), order)
+        return jax.device_put(array, where)
 
     return {name: place(name, array) for name, array in params.items()}

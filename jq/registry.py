@@ -59,6 +59,7 @@ class Op:
     since: int
     rule: Callable[..., Any]
     static: frozenset[str]  # input parameters whose values must be known while tracing
+    settled: frozenset[str]  # input parameters known while tracing where they are constants of the graph
     host: bool  # the rule is right on numpy arrays too, and then stays in numpy
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`
     inputs: tuple[str, ...]
@@ -72,7 +73,13 @@ class Op:
             return list(range(count))
         return [i for i, name in enumerate(self.inputs[:count]) if name in self.static]
 
-    def bind(self, node: Node, inputs: Sequence[Array], schema: Mapping[str, Any], ctx: Context) -> tuple[list[Any], dict[str, Any]]:
+    def settled_positions(self, count: int) -> list[int]:
+        """Which of a node's `count` inputs are better known, where the graph holds them as arrays."""
+        return [i for i, name in enumerate(self.inputs[:count]) if name in self.settled]
+
+    def bind(
+        self, node: Node, inputs: Sequence[Array], schema: Mapping[str, Any], ctx: Context
+    ) -> tuple[list[Any], dict[str, Any]]:
         """The rule's arguments for a node: attributes joined with the schema's defaults."""
         given = dict(schema) | dict(node.attrs)
         arguments = list(inputs)
@@ -97,12 +104,14 @@ def op(
     since: int = 1,
     domain: str = "",
     static: Sequence[str] = (),
+    settled: Sequence[str] = (),
     host: bool = False,
     layout: Layout = "plain",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
-    `static` names inputs that must be known while tracing. A `host` rule computes on numpy arrays as
+    `static` names inputs that must be known while tracing; `settled` ones are where the graph holds them
+    as arrays, because XLA makes less of what it does not know (the bounds of a Clip). A `host` rule computes on numpy arrays as
     it does on jax arrays, so it may serve shape computations. `layout` is "plain" for the order that
     ONNX defines, "same" for elementwise rules, "last" for rules that take and return channels last,
     or the names of the arguments that hold axes. Names are checked against ONNX's own schema.
@@ -115,8 +124,9 @@ def op(
         keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         takes_context = "ctx" in keywords
         keywords.pop("ctx", None)
-        _check_names(name, domain, since, {*inputs, variadic}, keywords, static)
-        entry = Op(name, domain, since, rule, frozenset(static), host, layout, inputs, variadic, keywords, takes_context)
+        _check_names(name, domain, since, {*inputs, variadic}, keywords, [*static, *settled])
+        sets = frozenset(static), frozenset(settled)
+        entry = Op(name, domain, since, rule, *sets, host, layout, inputs, variadic, keywords, takes_context)
         versions = _TABLE.setdefault((domain, name), [])
         if any(v.since == since for v in versions):
             raise ValueError(f"op {name} since {since} is registered twice")
@@ -127,7 +137,9 @@ def op(
     return register
 
 
-def _check_names(name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]) -> None:
+def _check_names(
+    name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]
+) -> None:
     if unknown := set(static) - inputs:
         raise ValueError(f"op {name}: static names {unknown} are no inputs of the rule")
     versions = _schema_versions(name, domain)
@@ -135,7 +147,9 @@ def _check_names(name: str, domain: str, since: int, inputs: set[str | None], ke
         return
     known = {a for v in versions if v.since_version >= min(since, versions[-1].since_version) for a in v.attributes}
     if unknown := keywords.keys() - known:
-        raise ValueError(f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}")
+        raise ValueError(
+            f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}"
+        )
 
 
 @functools.cache
@@ -180,7 +194,7 @@ def _text(value: Any) -> Any:
 
 def lookup(node: Node, opset: int) -> Op | None:
     """The newest rule registered for the node that is not newer than the opset."""
-    import jq.ops  # noqa: F401, PLC0415  registration happens on the first look-up, not at import
+    import jq.ops  # noqa: F401  registration happens on the first look-up, not at import
 
     versions = _TABLE.get((node.domain, node.op_type), ())
     return next((v for v in reversed(versions) if v.since <= opset), None)
@@ -197,4 +211,6 @@ def namespace(*arrays: Array) -> Any:
 
 def astype(x: Array, dtype: Any) -> Array:
     """`x` as another type; 64-bit types narrow where JAX's 64-bit mode is off, as everywhere in JAX."""
-    return x.astype(dtype) if isinstance(x, (np.ndarray, np.generic)) else x.astype(jax.dtypes.canonicalize_dtype(dtype))
+    return (
+        x.astype(dtype) if isinstance(x, (np.ndarray, np.generic)) else x.astype(jax.dtypes.canonicalize_dtype(dtype))
+    )

@@ -58,6 +58,7 @@ def trace(
     >>> fn(graph.params, {"input": np.zeros((2, 1, 28, 28), np.float32)})["logits"].shape
     (2, 10)
     """
+    cache.enable()
     names = tuple(v.name for v in graph.outputs) if outputs is None else tuple(outputs)
     tapped = dict(taps) if isinstance(taps, Mapping) else {t: (lambda x: x) for t in taps}
     tensors = graph.producer.keys() | graph.arrays.keys() | {v.name for v in graph.inputs}
@@ -66,7 +67,6 @@ def trace(
             raise ConfigError(f"the graph has no tensor {name!r}.{suggest(name, tensors)}")
     if missing := unsupported(graph):
         raise UnsupportedOp("; ".join(missing))
-    cache.enable()
     return Traced(graph, names, tapped, lowering or ("cpu" if jax.default_backend() == "cpu" else "native"))
 
 
@@ -90,12 +90,13 @@ class Traced:
     lowering: str
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        """The outputs by name, and what was tapped if anything is."""
         inputs = self._checked(inputs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, inputs))):
             return self._evaluate(params, inputs)
         known = {k: jax.tree.map(np.asarray, v) for k, v in inputs.items() if k in self.static_inputs or _has_text(v)}
         traced = {k: v for k, v in inputs.items() if k not in known}
-        with jax.enable_x64(True) if self._wide else contextlib.nullcontext():
+        with jax.enable_x64(True) if self.wide else contextlib.nullcontext():
             try:
                 outputs = self._compiled(_Known(known), dict(params), traced)
             except jax.errors.JaxRuntimeError as error:
@@ -117,7 +118,8 @@ class Traced:
         return demanded(self.graph, steering=True)
 
     @functools.cached_property
-    def _wide(self) -> bool:
+    def wide(self) -> bool:
+        """Whether the graph's interface, weights or casts have 64-bit types that are data."""
         interface = {v.dtype for v in (*self.graph.inputs, *self.graph.outputs)}
         casts = {n.attrs.get("to") for n in self.graph.walk() if n.op_type == "Cast"}
         params = {a.dtype for a in self.graph.params.values()}
@@ -217,7 +219,9 @@ class _Reader:
         values = [_read(scope, name) if name else None for name in node.inputs]
         entry = lookup(node, opset)
         try:
-            results = self._body(node, opset, values) if entry is None else self._rule(entry, node, opset, values, scope)
+            results = (
+                self._body(node, opset, values) if entry is None else self._rule(entry, node, opset, values, scope)
+            )
         except Error as error:
             if getattr(error, "located", False):
                 raise
@@ -268,6 +272,8 @@ class _Reader:
                 results = jax.tree.map(np.asarray, tuple(map(layout.plain, results)))
         for name, result in zip(node.outputs, results, strict=False):
             array = result.array if isinstance(result, layout.ChannelsLast) else result
+            if min(getattr(array, "shape", ()), default=0) < 0:  # some of JAX's functions let it pass
+                raise ModelError(f"output {name!r} would have the shape {np.shape(layout.plain(result))}")
             if _nbytes(array) > self.limit:
                 raise ModelError(
                     f"output {name!r} would have the shape {np.shape(layout.plain(result))}, {_nbytes(array) / 1e9:.1f} GB, "
@@ -296,6 +302,8 @@ def demanded(graph: Graph, *, steering: bool = False) -> frozenset[str]:
         entry = lookup(node, graph.opset(node.domain))
         if entry is not None:
             found.update(node.inputs[i] for i in entry.static_positions(len(node.inputs)))
+            settled = (node.inputs[i] for i in entry.settled_positions(len(node.inputs)))
+            found.update(name for name in settled if name in graph.params)
         if steering:
             found.update(node.inputs[: _STEERED.get(node.op_type, 0)])
         if not found.isdisjoint(filter(None, node.outputs)) and node.op_type not in _SHAPE_ONLY:
@@ -339,7 +347,9 @@ def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], e
         f"{name}: {_described(v)}" for name, v in zip(node.inputs, values, strict=False) if name and v is not None
     )
     text = str(error).strip().splitlines()
-    located = kind(f"node {node.label!r} ({node.qualified}, opset {opset}) on ({shapes}): {text[0] if text else type(error).__name__}")
+    located = kind(
+        f"node {node.label!r} ({node.qualified}, opset {opset}) on ({shapes}): {text[0] if text else type(error).__name__}"
+    )
     located.located = True  # type: ignore[attr-defined]
     return located
 
@@ -362,9 +372,14 @@ def _check(value: Value, array: Any, dims: dict[str, int]) -> None:
     """Compare an input with its declaration; symbolic dims must agree with each other."""
     if value.dtype is None or value.containers or not hasattr(array, "dtype"):
         return
-    accepted = {value.dtype, np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)) if value.dtype != object else value.dtype}
+    accepted = {
+        value.dtype,
+        np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)) if value.dtype != object else value.dtype,
+    }
     if array.dtype not in accepted:
-        raise DataError(f"input {value.name!r}: expected {value}, found {array.dtype}{list(array.shape)}; convert it first")
+        raise DataError(
+            f"input {value.name!r}: expected {value}, found {array.dtype}{list(array.shape)}; convert it first"
+        )
     if value.shape is None:
         return
     fits = len(value.shape) == array.ndim

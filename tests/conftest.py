@@ -27,11 +27,16 @@ def one_node(
 ) -> onnx.ModelProto:
     """A model of one node. `order` gives the node's inputs where they are not inputs + initializers."""
     initializers = initializers or {}
-    node = helper.make_node(op_type, order or [*inputs, *initializers], list(outputs), name="node", domain=domain, **attrs)
+    node = helper.make_node(
+        op_type, order or [*inputs, *initializers], list(outputs), name="node", domain=domain, **attrs
+    )
     graph = helper.make_graph(
         [node],
         "one_node",
-        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()],
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in inputs.items()
+        ],
         [onnx.ValueInfoProto(name=o) for o in outputs if o],
         [numpy_helper.from_array(v, k) for k, v in initializers.items()],
     )

@@ -44,7 +44,13 @@ def unknown_op(name: str, folder: Path) -> str:
 
 def subprocess_run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *argv], capture_output=True, text=True, env=os.environ | env, timeout=120, encoding="utf-8", check=False
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        timeout=120,
+        encoding="utf-8",
+        check=False,
     )
 
 
@@ -52,7 +58,15 @@ def test_inspect_prints_tables(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capfd, "inspect", MODEL)
     found = inspect(load(MODEL))
     assert (code, err) == (0, "")
-    for expected in ("input", "[N,1,28,28]", "logits", "Conv", "ai.onnx", f"{found.parameters:,}", f"{found.total_macs:,}"):
+    for expected in (
+        "input",
+        "[N,1,28,28]",
+        "logits",
+        "Conv",
+        "ai.onnx",
+        f"{found.parameters:,}",
+        f"{found.total_macs:,}",
+    ):
         assert expected in out
     assert "unsupported" not in out
 
@@ -73,7 +87,9 @@ def test_inspect_lists_unsupported_ops_and_succeeds(tmp_path: Path, capfd: pytes
     assert "tracing it would be refused" in out
 
 
-@pytest.mark.parametrize("option", ["input", "=1,2", "input=1,x", "nope=1,1,28,28", "input=1,28,28", "input=-1,1,28,28"])
+@pytest.mark.parametrize(
+    "option", ["input", "=1,2", "input=1,x", "nope=1,1,28,28", "input=1,28,28", "input=-1,1,28,28"]
+)
 def test_wrong_shape_option(option: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capfd, "inspect", MODEL, "--shape", option)
     assert (code, out) == (2, "")
@@ -150,7 +166,9 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     monkeypatch.setattr(jq.cli, "_DEMO_BATCH", 100)
     code, out, err = run(capfd, "demo")
     assert (code, err) == (0, "")
-    ours, theirs, same = (next(line for line in out.splitlines() if word in line) for word in ("top-1 ", "by onnx", "same"))
+    ours, theirs, same = (
+        next(line for line in out.splitlines() if word in line) for word in ("top-1 ", "by onnx", "same")
+    )
     assert "100.00%" in same
     assert ours.split("│")[2] == theirs.split("│")[2]
     assert np.isclose(float(ours.split("│")[2].strip(" %")), 92.0, atol=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,7 +136,10 @@ CASES: dict[str, tuple[Case, str]] = {
     "directory": (directory, "cannot read the model"),
     "cyclic": (written(model([*CYCLE, helper.make_node("Abs", ["b"], ["y"])])), "cyclic.*'one'"),
     "reads itself": (written(model([helper.make_node("Add", ["x", "y"], ["y"], name="self")])), "cyclic.*'self'"),
-    "missing initializer": (written(model([helper.make_node("Add", ["x", "w"], ["y"], name="sum")])), "'sum'.*reads 'w'"),
+    "missing initializer": (
+        written(model([helper.make_node("Add", ["x", "w"], ["y"], name="sum")])),
+        "'sum'.*reads 'w'",
+    ),
     "missing in subgraph": (written(subgraph_without_source()), "'inner'.*reads 'ghost'"),
     "no producer of output": (written(model([helper.make_node("Abs", ["x"], ["z"])])), "output 'y' is made by no node"),
     "output twice": (written(model(TWICE)), "'two'.*'y' is defined twice"),
@@ -144,7 +148,10 @@ CASES: dict[str, tuple[Case, str]] = {
     "opset 999": (written(model(opset=999)), "opset 999 is outside"),
     "opset -1": (written(model(opset=-1)), "opset -1 is outside"),
     "outside": (written(external("../../x")), r"'w'.*'../../x' is outside the model's folder; refused"),
-    "outside by absolute path": (written(external("/etc/passwd")), "'w'.*'/etc/passwd' is outside the model's folder; refused"),
+    "outside by absolute path": (
+        written(external("/etc/passwd")),
+        "'w'.*'/etc/passwd' is outside the model's folder; refused",
+    ),
     "outside by symlink": (symlinked, "'w'.*'w.bin' is outside the model's folder; refused"),
     "external folder": (written(external(".")), "'w'"),
     "external missing": (written(external("w.bin")), "'w'.*w.bin"),
@@ -156,19 +163,28 @@ CASES: dict[str, tuple[Case, str]] = {
     "fewer bytes than declared": (written(add_w(raw_data=bytes(8))), r"'w'.*\(3,\).*needs 12 bytes, the file holds 8"),
     "more bytes than declared": (written(add_w(raw_data=bytes(16))), "'w'.*needs 12 bytes, the file holds 16"),
     "fewer values than declared": (written(add_w(float_data=[1.0])), "'w'"),
-    "int4 size": (written(add_w(data_type=TensorProto.INT4, raw_data=bytes(3))), "'w'.*needs 2 bytes, the file holds 3"),
+    "int4 size": (
+        written(add_w(data_type=TensorProto.INT4, raw_data=bytes(3))),
+        "'w'.*needs 2 bytes, the file holds 3",
+    ),
     "no values": (written(add_w()), "'w'"),
     "unknown type": (written(add_w(data_type=99, raw_data=bytes(12))), "'w' has the unknown element type 99"),
     "negative dim": (written(add_w(dims=[-3], raw_data=bytes(12))), r"'w' declares the impossible shape \(-3,\)"),
     "terabytes": (written(add_w(dims=[1 << 20, 1 << 20], raw_data=bytes(12))), "'w' declares the impossible shape"),
-    "overflowing dims": (written(add_w(dims=[1 << 62, 1 << 62], raw_data=bytes(12))), "'w' declares the impossible shape"),
+    "overflowing dims": (
+        written(add_w(dims=[1 << 62, 1 << 62], raw_data=bytes(12))),
+        "'w' declares the impossible shape",
+    ),
     "empty with a vast dim": (written(add_w(dims=[0, 1 << 62])), "'w'"),
     "sparse terabytes": (written(sparse([1 << 36], [0])), "'w'"),
     "sparse index": (written(sparse([3], [7])), "'w'.*7"),
     "input of terabytes": (written(model(shape=(1 << 20, 1 << 20))), "'x' declares the impossible shape"),
     "expand to terabytes": (written(shaped_by("Expand", [1 << 20, 1 << 20])), "'huge'.*Expand"),
     "fill terabytes": (written(shaped_by("ConstantOfShape", [1 << 20, 1 << 20])), "'huge'.*ConstantOfShape"),
-    "fill more than this machine has": (written(shaped_by("ConstantOfShape", [1 << 18, 1 << 17])), "'huge'.*ConstantOfShape"),
+    "fill more than this machine has": (
+        written(shaped_by("ConstantOfShape", [1 << 18, 1 << 17])),
+        "'huge'.*ConstantOfShape",
+    ),
     "shapes do not fit": (written(add_w(dims=[5], raw_data=bytes(20))), r"'sum'.*\[2, 3\].*\[5\]"),
     "functions that double": (written(doubling(40)), "function"),
     "function that calls itself": (written(recursive()), "function"),
@@ -230,10 +246,45 @@ def test_path_with_a_null_byte() -> None:
 
 
 def test_reading_an_output_that_the_operator_does_not_give() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["a", "b"], name="act"), helper.make_node("Abs", ["b"], ["y"], name="reader")]
-    graph = load(model(nodes))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a", "b"], name="act"),
+        helper.make_node("Abs", ["b"], ["y"], name="reader"),
+    ]
+    with pytest.raises(ModelError, match=r"'act' \(Relu, opset 17\) has 2 outputs, the operator has at most 1"):
+        load(model(nodes))
+    vendor = [helper.make_node("Gelu", ["x"], ["a", "b"], domain="com.microsoft"), nodes[1]]  # without a schema
+    graph = load(model(vendor, domains=("com.microsoft",)))
     with pytest.raises(ModelError, match=r"'b' has no value"):
         trace(graph)(graph.params, {"x": np.zeros((2, 3), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "line"),
+    [
+        (["x"], "has 1 inputs, the operator has at least 2"),
+        (["x"] * 4, "has 4 inputs, the operator has at most 3"),
+        (["x", "x", "", ""], ""),
+    ],
+)
+def test_number_of_inputs(inputs: list[str], line: str) -> None:
+    made = model([helper.make_node("Conv", inputs, ["y"], name="conv")])
+    if not line:  # trailing ones may be left empty
+        assert load(made).nodes[0].label == "conv"
+    else:
+        with pytest.raises(ModelError, match=rf"'conv' \(Conv, opset 17\) {line}"):
+            load(made)
+
+
+def test_names_that_are_not_utf8() -> None:
+    data = model([helper.make_node("Relu", ["x"], ["y"], name="MARK")]).SerializeToString()
+    with pytest.raises(ModelError, match=r"the name b'\\xffARK' is not UTF-8"):
+        load(data.replace(b"MARK", b"\xffARK"))
+
+
+def test_a_shape_of_two_billion_dims_does_not_keep_inference_busy() -> None:
+    made = model([helper.make_node("Expand", ["x", "s"], ["y"])])
+    made.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [(1 << 31) - 1]))
+    assert load(made).values["s"].shape == ((1 << 31) - 1,)
 
 
 def test_groups_that_do_not_fit_are_refused_at_once() -> None:
@@ -261,5 +312,79 @@ def test_a_constant_through_a_convolution_may_decide_a_shape() -> None:
         helper.make_node("Expand", ["x", "shape"], ["y"]),
     ]
     arrays = {"c": np.full((1, 1, 2), 2, np.float32), "w": np.ones((1, 1, 1), np.float32), "flat": np.array([-1])}
-    graph = load(model(nodes, initializers=tuple(numpy_helper.from_array(a, k) for k, a in arrays.items()), shape=(1, 1)))
+    graph = load(
+        model(nodes, initializers=tuple(numpy_helper.from_array(a, k) for k, a in arrays.items()), shape=(1, 1))
+    )
     assert trace(graph)(graph.params, {"x": np.zeros((1, 1), np.float32)})["y"].shape == (2, 2)
+
+
+def test_negative_repeats() -> None:
+    with pytest.raises(ModelError, match=r"'huge' \(Tile"):
+        inspect(load(shaped_by("Tile", [1, -4])))
+
+
+def test_endless_reflection() -> None:
+    node = helper.make_node("Pad", ["x", "p"], ["y"], name="pad", mode="reflect")
+    pads = numpy_helper.from_array(np.array([0, 1 << 31, 0, 0]), "p")
+    with pytest.raises(ModelError, match=r"'pad'.*repeat the shape"):
+        inspect(load(model([node], initializers=(pads,))))
+
+
+@pytest.mark.parametrize(
+    "attrs", [{"pads": [1 << 31, 0, 0, 0]}, {"dilations": [1 << 62, 1]}, {"strides": [1, 1 << 40]}]
+)
+@pytest.mark.parametrize("op", ["Conv", "AveragePool", "MaxPool"])
+def test_windows_larger_than_any_image(op: str, attrs: dict[str, list[int]]) -> None:
+    inputs = ["x", "w"] if op == "Conv" else ["x"]
+    node = helper.make_node(op, inputs, ["y"], name="window", kernel_shape=[2, 2], **attrs)
+    weight = numpy_helper.from_array(np.zeros((4, 3, 2, 2), np.float32), "w")
+    made = model([node], initializers=(weight,), shape=(1, 3, 4, 4), opset=19)
+    with pytest.raises(ModelError, match=r"'window'.*larger than any image"):
+        graph = load(made)
+        trace(graph)(graph.params, {"x": np.zeros((1, 3, 4, 4), np.float32)})
+
+
+def test_a_shape_of_more_dims_than_numpy_has() -> None:
+    with pytest.raises(ModelError, match=r"'huge' \(ConstantOfShape"):
+        inspect(load(shaped_by("ConstantOfShape", [1] * 200)))
+
+
+GROWING: list[tuple[str, list[np.ndarray], dict[str, object]]] = [
+    ("Range", [np.array(0), np.array(1 << 31), np.array(1)], {}),
+    ("Tile", [np.array([1]), np.array([1 << 31])], {}),
+    ("Pad", [np.array([1]), np.array([0, 1 << 31])], {}),
+    ("OneHot", [np.zeros(4, np.int64), np.array(1 << 29), np.zeros(2, np.float32)], {}),
+    ("Expand", [np.array([1]), np.array([1 << 31])], {}),
+]
+
+
+@pytest.mark.parametrize(("op", "arrays", "attrs"), GROWING, ids=[op for op, *_ in GROWING])
+def test_known_tensors_do_not_grow_beyond_belief(op: str, arrays: list[np.ndarray], attrs: dict[str, object]) -> None:
+    names = [f"c{i}" for i in range(len(arrays))]
+    node = helper.make_node(op, names, ["y"], name="huge", **attrs)
+    graph = load(
+        model([node], initializers=tuple(numpy_helper.from_array(a, n) for n, a in zip(names, arrays, strict=True)))
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match=rf"'huge' \({op}.*out of all proportion"):
+        inspect(graph)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_attribute_without_a_type() -> None:
+    made = model([helper.make_node("LeakyRelu", ["x"], ["y"], name="act", alpha=0.5)])
+    made.graph.node[0].attribute[0].ClearField("type")
+    with pytest.raises(ModelError, match="'alpha' has no type"):
+        load(made)
+
+
+def test_operators_are_printable() -> None:
+    with pytest.raises(ModelError, match=r"'act' has the operator 'Re\\nlu'"):
+        load(model([helper.make_node("Re\nlu", ["x"], ["y"], name="act")]))
+
+
+def test_output_without_a_name() -> None:
+    made = model()
+    made.graph.output[0].name = ""
+    with pytest.raises(ModelError, match="no name"):
+        load(made)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from tests.conftest import one_node, onnxruntime_outputs
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
+from tests.conftest import one_node, onnxruntime_outputs
 
 
 def conv_model(rng: np.random.Generator) -> onnx.ModelProto:
     return one_node(
-        "Conv", {"x": rng.standard_normal((1, 3, 8, 8), np.float32)}, initializers={"w": rng.standard_normal((64, 3, 5, 5), np.float32)}
+        "Conv",
+        {"x": rng.standard_normal((1, 3, 8, 8), np.float32)},
+        initializers={"w": rng.standard_normal((64, 3, 5, 5), np.float32)},
     )
 
 
 def test_path_bytes_and_proto_give_the_same_graph(tmp_path, rng):
     model = conv_model(rng)
     onnx.save(model, tmp_path / "m.onnx")
-    graphs = [jq.load(tmp_path / "m.onnx"), jq.load(str(tmp_path / "m.onnx")), jq.load(model.SerializeToString()), jq.load(model)]
+    graphs = [
+        jq.load(tmp_path / "m.onnx"),
+        jq.load(str(tmp_path / "m.onnx")),
+        jq.load(model.SerializeToString()),
+        jq.load(model),
+    ]
     for graph in graphs:
         assert [n.op_type for n in graph.nodes] == ["Conv"]
         np.testing.assert_array_equal(graph.params["w"], graphs[0].params["w"])
@@ -72,10 +79,14 @@ def test_external_data_above_two_gigabytes(tmp_path):
     """A sparse file stands for the 2.2 GB of weights: the map reads none of it but the slice asked for."""
     rows = 550_000
     node = helper.make_node("Gather", ["table", "i"], ["y"])
-    table = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=[rows, 1000], data_location=TensorProto.EXTERNAL)
+    table = TensorProto(
+        name="table", data_type=TensorProto.FLOAT, dims=[rows, 1000], data_location=TensorProto.EXTERNAL
+    )
     table.external_data.add(key="location", value="table.bin")
     index = helper.make_tensor_value_info("i", TensorProto.INT64, [1])
-    graph = helper.make_graph([node], "g", [index], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [table])
+    graph = helper.make_graph(
+        [node], "g", [index], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [table]
+    )
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with (tmp_path / "table.bin").open("wb") as file:
         file.truncate(rows * 4000)
@@ -109,7 +120,10 @@ def test_branches_with_equal_names_keep_their_own_constants():
         return helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info("out", TensorProto.FLOAT, [2])])
 
     node = helper.make_node("If", ["cond"], ["y"], then_branch=branch(1.0), else_branch=branch(2.0), name="choice")
-    inputs = [helper.make_tensor_value_info("cond", TensorProto.BOOL, []), helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
+    inputs = [
+        helper.make_tensor_value_info("cond", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+    ]
     model = helper.make_model(
         helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])]),
         opset_imports=[helper.make_opsetid("", 21)],
@@ -136,7 +150,10 @@ def test_local_functions_are_inlined():
     ]
     graph = helper.make_graph(nodes, "g", [x], [y], [big, numpy_helper.from_array(np.array([7, 8, 9]), "i")])
     model = helper.make_model(
-        graph, functions=[function], opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)], ir_version=10
+        graph,
+        functions=[function],
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)],
+        ir_version=10,
     )
     loaded = jq.load(model)
     assert all(not n.domain for n in loaded.nodes)
@@ -158,4 +175,6 @@ def test_import_costs_little_more_than_jax():
     import sys
 
     code = "import sys, jq; print([m for m in ('typer', 'rich', 'onnxruntime', 'onnx.reference') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    )

@@ -109,7 +109,10 @@ def test_symbol_means_one_number_everywhere() -> None:
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["a", "b"], ["y"])],
         "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("a", ["N", "K"]), ("b", ["K", 4]))],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in (("a", ["N", "K"]), ("b", ["K", 4]))
+        ],
         [onnx.ValueInfoProto(name="y")],
     )
     graph_ = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
@@ -142,7 +145,9 @@ def test_unsupported_ops_are_listed() -> None:
     found = inspect(load(one_node("Magic", {"x": zeros(1)}, domain="com.acme")))
     assert found.macs is None and found.total_macs is None
     assert found.ops == {"com.acme::Magic": 1}
-    assert len(found.unsupported) == 1 and "com.acme::Magic" in found.unsupported[0] and "'node'" in found.unsupported[0]
+    assert (
+        len(found.unsupported) == 1 and "com.acme::Magic" in found.unsupported[0] and "'node'" in found.unsupported[0]
+    )
 
 
 def test_subgraphs_are_counted() -> None:

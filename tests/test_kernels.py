@@ -48,7 +48,9 @@ def test_conv_and_its_gradients_equal_the_plain_form(rng, case):
         (_, y), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
         return y, *grads
 
-    for fast, plain in zip(jax.jit(run, static_argnums=0)("cpu"), jax.jit(run, static_argnums=0)("native"), strict=True):
+    for fast, plain in zip(
+        jax.jit(run, static_argnums=0)("cpu"), jax.jit(run, static_argnums=0)("native"), strict=True
+    ):
         np.testing.assert_allclose(fast, plain, rtol=1e-4, atol=1e-4)
 
 
@@ -58,7 +60,10 @@ def test_conv_transpose_equals_the_spread_form(rng, case):
     x, w = operands(rng, case)
     args = {"strides": strides, "dilations": (1,) * len(kernel), "crops": crops, "group": group}
     np.testing.assert_allclose(
-        kernels.conv_transpose(x, w, **args), kernels.conv_transpose(x, w, **args, lowering="native"), rtol=1e-4, atol=1e-4
+        kernels.conv_transpose(x, w, **args),
+        kernels.conv_transpose(x, w, **args, lowering="native"),
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -81,7 +86,9 @@ def test_pools_equal_numpy(rng, dtype, size):
 def test_int8_convolution_is_exact_at_the_extremes():
     """All -128 x -128 over 2048 channels: 3.0e8, far above what float32 holds exactly."""
     x, w = jnp.full((1, 4, 4, 2048), -128, jnp.int8), jnp.full((3, 3, 2048, 4), -128, jnp.int8)
-    y = jax.jit(lambda x, w: kernels.conv(x, w, strides=(1, 1), dilations=(1, 1), pads=((0, 0), (0, 0)), dtype=jnp.int32))(x, w)
+    y = jax.jit(
+        lambda x, w: kernels.conv(x, w, strides=(1, 1), dilations=(1, 1), pads=((0, 0), (0, 0)), dtype=jnp.int32)
+    )(x, w)
     assert y.dtype == jnp.int32
     assert np.all(np.asarray(y) == 128 * 128 * 9 * 2048)
 
@@ -133,9 +140,13 @@ def test_transposed_convolution_multiplies_no_zeros():
 
     def flops(lowering):
         def run(x, w):
-            return kernels.conv_transpose(x, w, strides=(2, 2), dilations=(1, 1), crops=((1, 1), (1, 1)), lowering=lowering)
+            return kernels.conv_transpose(
+                x, w, strides=(2, 2), dilations=(1, 1), crops=((1, 1), (1, 1)), lowering=lowering
+            )
 
-        convs = [e for e in jax.make_jaxpr(run)(x, w).eqns if "conv" in str(e.primitive) or "custom_vjp" in str(e.primitive)]
+        convs = [
+            e for e in jax.make_jaxpr(run)(x, w).eqns if "conv" in str(e.primitive) or "custom_vjp" in str(e.primitive)
+        ]
         (program,) = convs
         out, kernel = program.outvars[0].aval.shape, program.invars[1].aval.shape
         return np.prod(out) * np.prod(kernel[:-1])

@@ -197,9 +197,15 @@ def test_qlinear_conv_codes(rng, x_type, w_type, group, zero):
         np.full(per_channel, 128 if w_type is np.uint8 else 0, w_type) if zero == "symmetric" else codes(rng, w_type)
     )
     arrays = {
-        "sx": scale(rng), "zx": codes(rng, x_type), "w": w, "sw": scale(rng, per_channel), "zw": w_zero,
-        "sy": scale(rng), "zy": codes(rng, x_type), "b": rng.integers(-3000, 3000, 8).astype(np.int32),
-    }  # fmt: skip
+        "sx": scale(rng),
+        "zx": codes(rng, x_type),
+        "w": w,
+        "sw": scale(rng, per_channel),
+        "zw": w_zero,
+        "sy": scale(rng),
+        "zy": codes(rng, x_type),
+        "b": rng.integers(-3000, 3000, 8).astype(np.int32),
+    }
     arrays["sy"] = np.float32(arrays["sx"] * arrays["sw"].mean() * 300)
     attrs = {"group": group, "pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}
     assert_equal_codes(one_node("QLinearConv", {"x": x}, initializers=arrays, **attrs), {"x": x})
@@ -212,9 +218,14 @@ def test_integer_convolutions_reach_the_library(rng, packed):
     """Also from weights and images in ONNX's order, whose 8-bit transposes would keep XLA from it."""
     x = codes(rng, np.uint8, (2, 64, 28, 28))  # the library is not asked for small ones
     arrays = {
-        "sx": scale(rng), "zx": np.uint8(3), "w": codes(rng, np.int8, (64, 64, 3, 3)), "sw": scale(rng), "zw": np.int8(0),
-        "sy": scale(rng), "zy": np.uint8(5),
-    }  # fmt: skip
+        "sx": scale(rng),
+        "zx": np.uint8(3),
+        "w": codes(rng, np.int8, (64, 64, 3, 3)),
+        "sw": scale(rng),
+        "zw": np.int8(0),
+        "sy": scale(rng),
+        "zy": np.uint8(5),
+    }
     graph = load(one_node("QLinearConv", {"x": x}, initializers=arrays, pads=[1, 1, 1, 1]))
     params = layout.pack(graph) if packed else dict(graph.params)
     fn = trace(graph, lowering="cpu")
@@ -342,9 +353,13 @@ def test_reduce_mean_follows_its_documentation(rng):
     """onnxruntime documents it but has no CPU kernel."""
     x = codes(rng, np.uint8, (2, 3, 4))
     model = one_node(
-        "QLinearReduceMean", {"x": x}, domain=MS, axes=[1], keepdims=0,
+        "QLinearReduceMean",
+        {"x": x},
+        domain=MS,
+        axes=[1],
+        keepdims=0,
         initializers={"sx": np.float32(0.5), "zx": np.uint8(9), "sy": np.float32(0.25), "zy": np.uint8(4)},
-    )  # fmt: skip
+    )
     graph = load(model)
     want = np.clip(np.rint((x.astype(float) - 9).mean(1) * 0.5 / 0.25) + 4, 0, 255)
     np.testing.assert_array_equal(trace(graph)(graph.params, {"x": x})["y"], want)

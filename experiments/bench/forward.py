@@ -4,7 +4,8 @@
 
 Without models it takes the bundled ones. Prints per model and batch the best wall time of each over
 the rounds and the ratio of speeds (above 1 jq is faster), then the geometric mean; appends one JSON
-line to `--out`. Both are held to `--threads` cores. Run it on an idle machine.
+line to `--out`. Both are held to `--threads` cores; onnxruntime runs with its defaults but for that,
+jq with one JAX device per core. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def arguments() -> argparse.Namespace:
@@ -28,60 +31,74 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def best(runs: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
+    """The shortest time of each in milliseconds; a few runs of each in turn in every round.
+
+    A few, because the idle threads of the one before spin for some milliseconds on the same cores.
+    """
+    shortest = [math.inf] * len(runs)
+    for _ in range(rounds):
+        for index, run in enumerate(runs):
+            for _ in range(4):
+                start = time.perf_counter()
+                run()
+                shortest[index] = min(shortest[index], 1e3 * (time.perf_counter() - start))
+    return shortest
+
+
+def measure(path: Path, batches: Sequence[int], threads: int, rounds: int, chunk: int | None) -> list[dict[str, Any]]:
+    import jax
+    import numpy as np
+    import onnxruntime as ort
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import jq
+
+    graph = jq.prepare(jq.load(path))
+    mesh = jax.make_mesh((jax.device_count(),), ("batch",))
+    forward, params = jax.jit(jq.chunked(jq.trace(graph), chunk, mesh)), jq.pack(graph, mesh=mesh)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    (value,) = graph.inputs
+    rows = []
+    for batch in batches:
+        shape = (batch, *(d if isinstance(d, int) else 224 for d in (value.shape or ())[1:]))
+        image = np.random.default_rng(0).standard_normal(shape, np.float32)
+        ours = {value.name: jax.device_put(image, NamedSharding(mesh, PartitionSpec("batch")))}
+        got = np.asarray(forward(params, ours)[graph.outputs[0].name])
+        want = session.run(None, {value.name: image})[0]
+        error = float(np.abs(got - want).max() / np.abs(want).max())
+        assert error < 1e-4, f"{path}: relative error {error}"
+
+        def run_jq(inputs: Any = ours) -> None:
+            jax.block_until_ready(forward(params, inputs))
+
+        def run_onnxruntime(image: Any = image) -> None:
+            session.run(None, {value.name: image})
+
+        jq_ms, ort_ms = best([run_jq, run_onnxruntime], rounds)
+        row = {"model": path.stem, "batch": batch, "jq_ms": round(jq_ms, 2), "onnxruntime_ms": round(ort_ms, 2)}
+        rows.append(row | {"ratio": round(ort_ms / jq_ms, 3), "max_relative_error": error})
+        print(f"{path.stem:22} batch {batch:3}  jq {jq_ms:8.2f} ms  onnxruntime {ort_ms:8.2f} ms  {ort_ms / jq_ms:.2f}")
+    return rows
+
+
 def main() -> None:
     args = arguments()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     os.sched_setaffinity(0, cores)  # before jax makes its thread pool, which takes a thread per core
-
     import jax
-    import numpy as np
+
+    jax.config.update("jax_num_cpu_devices", args.threads)
     import onnxruntime as ort
 
     import jq
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = args.threads
-    # Else its idle threads spin on the cores that jq is being timed on.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-
-    rows = []
-    for path in args.models or [jq.zoo.path(name) for name in jq.zoo.models()]:
-        graph = jq.prepare(jq.load(path))
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        params, forward = jq.pack(graph), jax.jit(jq.chunked(jq.trace(graph), args.chunk))
-        (value,) = graph.inputs
-        for batch in args.batch:
-            shape = (batch, *(d if isinstance(d, int) else 224 for d in (value.shape or ())[1:]))
-            image = np.random.default_rng(0).standard_normal(shape, np.float32)
-            placed = jax.device_put(image)
-
-            def ours(placed=placed):  # noqa: ANN001, ANN202
-                return jax.block_until_ready(forward(params, {value.name: placed}))
-
-            def theirs(image=image):  # noqa: ANN001, ANN202
-                return session.run(None, {value.name: image})
-
-            got, want = np.asarray(ours()[graph.outputs[0].name]), theirs()[0]
-            error = float(np.abs(got - want).max() / np.abs(want).max())
-            assert error < 1e-4, f"{path}: relative error {error}"
-            best = {ours: math.inf, theirs: math.inf}
-            for _ in range(args.rounds):
-                for run in best:
-                    start = time.perf_counter()
-                    run()
-                    best[run] = min(best[run], time.perf_counter() - start)
-            row = {
-                "model": path.stem,
-                "batch": batch,
-                "jq_ms": round(best[ours] * 1e3, 2),
-                "onnxruntime_ms": round(best[theirs] * 1e3, 2),
-                "ratio": round(best[theirs] / best[ours], 3),
-                "max_relative_error": error,
-            }
-            rows.append(row)
-            print("{model:24} batch {batch:3}  jq {jq_ms:8.2f} ms  onnxruntime {onnxruntime_ms:8.2f} ms  ratio {ratio:.2f}".format(**row))
-    mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
-    print(f"geometric mean of the ratios {mean:.3f}, worst {min(r['ratio'] for r in rows):.3f}, on {args.threads} threads")
+    models = args.models or [jq.zoo.path(name) for name in jq.zoo.models()]
+    rows = [row for path in models for row in measure(path, args.batch, args.threads, args.rounds, args.chunk)]
+    mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
+    print(f"speed over onnxruntime's: geometric mean {mean:.3f}, worst {min(row['ratio'] for row in rows):.3f}")
     versions = {"jax": jax.__version__, "onnxruntime": ort.__version__, "threads": args.threads}
     with args.out.open("a") as file:
         file.write(json.dumps({"bench": "forward", "geometric_mean": round(mean, 3), **versions, "rows": rows}) + "\n")

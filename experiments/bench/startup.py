@@ -32,7 +32,8 @@ image = jax.ShapeDtypeStruct((batch, *(d if isinstance(d, int) else 224 for d in
 packed = time.perf_counter()
 jax.jit(jq.chunked(jq.trace(graph))).lower(params, {value.name: image}).compile()
 done = time.perf_counter()
-print(json.dumps({"load": loaded - imported, "prepare_and_pack": packed - loaded, "compile": done - packed, "total": done - imported}))
+seconds = {"load": loaded - imported, "prepare_and_pack": packed - loaded, "compile": done - packed}
+print(json.dumps(seconds | {"total": done - imported}))
 """
 
 
@@ -64,12 +65,14 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as cache:
-            for kind in runs:
-                runs[kind].append(start(args.model, args.batch, cache))
+            for found in runs.values():
+                found.append(start(args.model, args.batch, cache))
     result = {kind: min(found, key=lambda r: r["total"]) for kind, found in runs.items()}
     for kind, seconds in result.items():
         print(f"{kind}: " + ", ".join(f"{k} {v:.2f} s" for k, v in seconds.items()))
-    print(f"import jax {imports['jax']:.2f} s, import jq {imports['jq']:.2f} s, ratio {imports['jq'] / imports['jax']:.2f}")
+    print(
+        f"import jax {imports['jax']:.2f} s, import jq {imports['jq']:.2f} s, ratio {imports['jq'] / imports['jax']:.2f}"
+    )
     with args.out.open("a") as file:
         line = {"bench": "startup", "model": args.model.stem, "batch": args.batch, **result, "import_seconds": imports}
         file.write(json.dumps(line) + "\n")

@@ -9,7 +9,6 @@ exception, a message of several lines, a crash, more than the time or memory all
     python experiments/robustness/mutate.py --only 17       # one case again, in this process
 """
 
-# ruff: noqa: PLC0415  what runs JAX is imported late, and the parent only forks
 from __future__ import annotations
 
 import collections
@@ -23,8 +22,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,7 +115,12 @@ def edit_attribute(model: ModelProto, rng: Rng) -> None:
 def edit_value(model: ModelProto, rng: Rng) -> None:
     """One element of an int64 tensor: a shape, a slice's end."""
     tensors = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT64]
-    tensors += [a.t for n in model.graph.node for a in n.attribute if a.HasField("t") and a.t.data_type == onnx.TensorProto.INT64]
+    tensors += [
+        a.t
+        for n in model.graph.node
+        for a in n.attribute
+        if a.HasField("t") and a.t.data_type == onnx.TensorProto.INT64
+    ]
     if tensors:
         tensor = tensors[rng.integers(len(tensors))]
         values = numpy_helper.to_array(tensor).copy()
@@ -179,6 +183,8 @@ def case(sources: dict[str, bytes], seed: int, index: int) -> tuple[str, str, by
 
 def attempt(data: bytes) -> str:
     """What became of the bytes: "ran", a `jq.Error` with its stage, or a line that starts with DEFECT."""
+    import jax
+
     from jq.errors import Error
     from jq.graph import load
     from jq.inspect import inspect
@@ -200,15 +206,16 @@ def attempt(data: bytes) -> str:
         if sum(np.prod(s, dtype=float) for s in shapes.values()) > RUN_ELEMENTS:
             return "traced, inputs too large to run"
         outputs = fn(graph.params, {v.name: blank(shapes[v.name], v.dtype) for v in graph.inputs})
-        for value in outputs.values():
-            np.asarray(value)
+        jax.block_until_ready(outputs)
     except Error as error:
         if "\n" in str(error):
             return f"DEFECT: several lines: {error!r}"
         return f"{type(error).__name__} at {stage}\t{error}"
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"DEFECT: {type(error).__name__} at {stage} ({Path(where.filename).name}:{where.lineno}): {error}".splitlines()[0]
+        return f"DEFECT: {type(error).__name__} at {stage} ({Path(where.filename).name}:{where.lineno}): {error}".splitlines()[
+            0
+        ]
     return "ran"
 
 
@@ -228,22 +235,43 @@ def child(data: bytes, results: Connection) -> None:
     os._exit(0)  # XLA's threads need no farewell
 
 
-def isolated(data: bytes) -> str:
-    """`attempt` in a fork of this process, which has imported JAX and never used it."""
+def isolated(cases: list[bytes], jobs: int) -> list[str]:
+    """`attempt` of each case in a fork of this process, which has imported JAX, never used it, and has one thread."""
     context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=child, args=(data, sender), daemon=True)
-    process.start()
-    sender.close()
+    waiting, running, outcomes = list(enumerate(cases))[::-1], {}, [""] * len(cases)
+    again = set()  # a fork of a Python with libraries hangs once in thousands: what is ours hangs twice
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            index, data = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=child, args=(data, sender), daemon=True)
+            process.start()
+            sender.close()
+            running[receiver] = index, process, time.monotonic() + SECONDS
+        ready = wait(running, timeout=0.5)
+        for receiver, (index, process, deadline) in list(running.items()):
+            if receiver in ready:
+                outcomes[index] = received(receiver, process)
+            elif time.monotonic() > deadline:
+                outcomes[index] = f"DEFECT: no answer after {SECONDS} s"
+                if index not in again:
+                    again.add(index)
+                    waiting.append((index, cases[index]))
+            else:
+                continue
+            del running[receiver]
+            process.kill()
+            process.join()
+    return outcomes
+
+
+def received(receiver: Connection, process: BaseProcess) -> str:
     try:
-        outcome = str(receiver.recv()) if receiver.poll(SECONDS) else f"DEFECT: no answer after {SECONDS} s"
+        return str(receiver.recv())
     except EOFError:
         process.join()
         code = process.exitcode or 0
-        outcome = f"DEFECT: died of {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-    process.kill()
-    process.join()
-    return outcome
+        return f"DEFECT: died of {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
 
 @contextlib.contextmanager
@@ -258,7 +286,9 @@ def main(
     cases: Annotated[int, typer.Option(help="How many.")] = 300,
     seed: Annotated[int, typer.Option(help="Together with the index it makes the case.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
-    suite: Annotated[bool, typer.Option("--suite", help="Of onnx's backend suite in place of the zoo's models.")] = False,
+    suite: Annotated[
+        bool, typer.Option("--suite", help="Of onnx's backend suite in place of the zoo's models.")
+    ] = False,
     only: Annotated[int | None, typer.Option(help="Run this one case in this process.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON lines, appended to; mutate.jsonl by default.")] = None,
 ) -> None:
@@ -278,8 +308,8 @@ def main(
         return
     start = time.perf_counter()
     made = [case(sources, seed, index) for index in range(cases)]
-    with own_cache(), ThreadPoolExecutor(jobs) as pool:
-        outcomes = list(pool.map(isolated, (data for *_, data in made)))
+    with own_cache():
+        outcomes = isolated([data for *_, data in made], jobs)
     seconds = time.perf_counter() - start
 
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -293,7 +323,7 @@ def main(
     for label in sorted({label for label, _ in counts}):
         row = [counts[label, kind] for kind in MUTATIONS]
         table.add_row(label, *map(str, row), str(sum(row)))
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=120)
     console.print(table)
     for found in defects:
         console.print(Text(json.dumps(found)), soft_wrap=True)

@@ -64,11 +64,7 @@ def _type(value: Any) -> tuple[Any, ...]:
 def loop(
     M: Array | None = None, cond: Array | None = None, *v_initial: Any, body: Graph, ctx: Context
 ) -> tuple[Any, ...]:
-    """Scan outputs have as many rows as the loop has rounds, and shapes must be known while tracing.
-
-    So they need a known trip count; where a condition on the data ends such a loop before, the rows
-    that remain are zeros.
-    """
+    """Scan outputs have as many rows as the loop has rounds, so that number must be known while tracing."""
     cond = _TRUE if cond is None else cond
     if _known(cond) and not _true(cond):
         M = np.asarray(0)
@@ -84,10 +80,13 @@ def loop(
             "its rounds change the types of the loop-carried values or need these or their number known, so trip count "
             "and condition must be known while tracing, but they depend on the data"
         )
-    if count is not None and count < _ENDLESS and (scanned or (steady and _known(cond))):
-        return _scanned(count, cond, carried, body, ctx)
+    if count is not None and count < _ENDLESS and steady and _known(cond):
+        return _scanned(count, carried, body, ctx)
     if scanned:
-        raise UnsupportedOp("it has scan outputs, so its trip count M decides shapes and must be known while tracing")
+        raise UnsupportedOp(
+            "it has scan outputs, so the number of its rounds decides shapes and must be known while tracing, but trip "
+            "count or condition depend on the data"
+        )
     return _while(M, cond, carried, body, ctx)
 
 
@@ -138,20 +137,13 @@ def _unrolled(count: int, carried: list[Any], scanned: int, body: Graph, ctx: Co
     return (*carried, *(np.stack(r) if all(isinstance(v, np.ndarray) for v in r) else jnp.stack(r) for r in rows))
 
 
-def _scanned(count: int, cond: Array, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
-    def step(carry: tuple[Array, tuple[Array, ...]], index: Array) -> tuple[Any, tuple[Array, ...]]:
-        active, before = carry
-        more, *values = ctx.run(body, [index, _TRUE, *before])
-        after, rows = map(_array, values[: len(before)]), map(_array, values[len(before) :])
-        if _true(cond) and _true(more):
-            return (active, tuple(after)), tuple(rows)
-        after = tuple(jnp.where(active, new, old) for new, old in zip(after, before, strict=True))
-        return (active & jnp.reshape(more, ()), after), tuple(
-            jnp.where(active, row, jnp.zeros_like(row)) for row in rows
-        )
+def _scanned(count: int, carried: Sequence[Any], body: Graph, ctx: Context) -> tuple[Any, ...]:
+    def step(before: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        _, *values = ctx.run(body, [index, _TRUE, *before])
+        values = list(map(_array, values))
+        return tuple(values[: len(before)]), tuple(values[len(before) :])
 
-    start = jnp.reshape(cond, ()), tuple(map(_array, carried))
-    (_, final), rows = lax.scan(step, start, jnp.arange(count, dtype=_index()))
+    final, rows = lax.scan(step, tuple(map(_array, carried)), jnp.arange(count, dtype=_index()))
     return (*final, *rows)
 
 

@@ -173,7 +173,7 @@ def einsum(*inputs: Array, equation: str) -> Array:
     return jnp.einsum(equation.replace(" ", ""), *inputs)
 
 
-@op("Clip", host=True, layout="same")
+@op("Clip", settled=("min", "max"), host=True, layout="same")
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     xp = namespace(x, min, max)
     if min is not None:

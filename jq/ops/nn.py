@@ -16,6 +16,8 @@ from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
 from jq.registry import Array, Context, astype, namespace, op
 
+_FARTHEST = 1 << 20  # pixels; beyond it lie damaged attributes, for which XLA's sizes and our tables overflow
+
 
 def windows(
     spatial: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
@@ -30,6 +32,8 @@ def windows(
     dilations = tuple(dilations or (1,) * rank)
     if min(*strides, *dilations) < 1:
         raise ModelError(f"strides {strides} and dilations {dilations} must be positive")
+    if max(*strides, *dilations, *map(abs, pads or ())) > _FARTHEST:
+        raise ModelError(f"strides {strides}, dilations {dilations} or pads {pads} are larger than any image")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         found = []
         for size, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):

@@ -73,7 +73,7 @@ def _recurrent(
     places = jnp.arange(time)
     inputs = [(jnp.flip(g, 0), places[::-1]) if back else (g, places) for g, back in zip(gates, backward, strict=True)]
     zeros = jnp.zeros((len(backward), batch, hidden), x.dtype)
-    initial = [zeros if s is None else jnp.swapaxes(s, 0, 1) if turn else s for s in initial]
+    begin = [zeros if s is None else jnp.swapaxes(s, 0, 1) if turn else s for s in initial]
 
     def step(states: Any, row: Any) -> tuple[Any, list[Array]]:
         kept, outputs = [], []
@@ -90,7 +90,7 @@ def _recurrent(
             outputs.append(y)
         return kept, outputs
 
-    states = [tuple(s[d] for s in initial) for d in range(len(backward))]
+    states = [tuple(s[d] for s in begin) for d in range(len(backward))]
     final, outputs = lax.scan(step, states, inputs)
     y = jnp.stack([jnp.flip(o, 0) if back else o for o, back in zip(outputs, backward, strict=True)], 1)
     last = [jnp.stack(parts) for parts in zip(*final, strict=True)]
@@ -105,13 +105,14 @@ def _rnn_cell(
 
 @op("RNN")
 def rnn(
-    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activations: Any = None, activation_alpha: Any, activation_beta: Any, clip: float | None, direction: str = "forward",
-    layout: int = 0,
+    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None,
+    initial_h: Array | None = None, *, activations: Any = None, activation_alpha: Any, activation_beta: Any,
+    clip: float | None, direction: str = "forward", layout: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
     return _recurrent(
         _rnn_cell, X, W, R, B, sequence_lens, (initial_h,), None, activations=activations or ("Tanh",) * len(W),
-        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip, direction=direction, layout=layout,
+        activation_alpha=activation_alpha, activation_beta=activation_beta, clip=clip, direction=direction,
+        layout=layout,
     )  # fmt: skip
 
 
@@ -139,9 +140,9 @@ def _gru_cell(
 
 @op("GRU")
 def gru(
-    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activations: Any = None, activation_alpha: Any, activation_beta: Any, clip: float | None, direction: str = "forward",
-    layout: int = 0, linear_before_reset: int = 0,
+    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None,
+    initial_h: Array | None = None, *, activations: Any = None, activation_alpha: Any, activation_beta: Any,
+    clip: float | None, direction: str = "forward", layout: int = 0, linear_before_reset: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
     return _recurrent(
         functools.partial(_gru_cell, linear_before_reset or 0), X, W, R, B, sequence_lens, (initial_h,), None,
@@ -172,9 +173,10 @@ def _lstm_cell(
 
 @op("LSTM")
 def lstm(
-    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None, initial_h: Array | None = None,
-    initial_c: Array | None = None, P: Array | None = None, *, activations: Any = None, activation_alpha: Any,
-    activation_beta: Any, clip: float | None, direction: str = "forward", input_forget: int = 0, layout: int = 0,
+    X: Array, W: Array, R: Array, B: Array | None = None, sequence_lens: Array | None = None,
+    initial_h: Array | None = None, initial_c: Array | None = None, P: Array | None = None, *,
+    activations: Any = None, activation_alpha: Any, activation_beta: Any,
+    clip: float | None, direction: str = "forward", input_forget: int = 0, layout: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
     return _recurrent(
         functools.partial(_lstm_cell, input_forget or 0), X, W, R, B, sequence_lens, (initial_h, initial_c), P,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from onnx import helper
 
 from jq.errors import ModelError
 from jq.registry import Array, Context, astype, namespace, op
+
+_MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
 
 # ---------------------------------------------------------------------------------------------
 # Shapes
@@ -73,7 +76,15 @@ def tile_one_axis(x: Array, tiles: np.ndarray, axis: np.ndarray) -> Array:
 
 @op("Tile", since=6, static=("repeats",), host=True)
 def tile(x: Array, repeats: np.ndarray) -> Array:
-    return namespace(x).tile(x, _ints(repeats))
+    times = _ints(repeats)
+    _believe(namespace(x), (*x.shape, *times))
+    return namespace(x).tile(x, times)
+
+
+def _believe(xp: Any, factors: Iterable[int]) -> None:
+    """Refuse a size before numpy makes a tensor of it; of jax arrays only the shape is made while tracing."""
+    if xp is np and (size := math.prod(factors)) > _MOST_KNOWN:
+        raise ModelError(f"{size} elements from so few are out of all proportion")
 
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
@@ -91,6 +102,7 @@ def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarra
         raise ModelError("the delta of a Range is 0; it must not be")
     first, last, step = (v.item() for v in (start, limit, delta))
     count = -((first - last) // step) if isinstance(step, int) else math.ceil((last - first) / step)
+    _believe(np, [count])
     return (first + np.arange(max(count, 0)) * step).astype(start.dtype)
 
 
@@ -109,6 +121,8 @@ def eye_like(x: Array, *, dtype: int | None = None, k: int) -> np.ndarray:
 @op("OneHot", static=("depth",), host=True)
 def one_hot(indices: Array, depth: np.ndarray, values: Array, *, axis: int) -> Array:
     xp, size = namespace(indices, values), int(depth.item())
+    _believe(xp, (*indices.shape, size))
+    _believe(np, [size])
     indices = astype(indices, np.int64)  # truncates floats, and 255 + 1 fits
     places = np.arange(size).reshape([-1] + [1] * (indices.ndim - (axis % (indices.ndim + 1))))
     hot = xp.expand_dims(_from_start(indices, size), axis) == places
@@ -183,9 +197,13 @@ def pad(
         widths[axis] = max(begin, 0), max(end, 0)
     x = cut(x, slices)
     if mode != "constant":
+        if any(max(width) > 256 * size for width, size in zip(widths, x.shape, strict=True)):
+            # JAX and numpy take a slice for each turn
+            raise ModelError(f"pads {pads} repeat the shape {x.shape} more often than can be meant")
         return namespace(x).pad(x, widths, mode=mode)
     fill = value if constant_value is None or np.size(constant_value) == 0 else constant_value.reshape(())
     xp = namespace(x, fill)
+    _believe(xp, (n + sum(width) for n, width in zip(x.shape, widths, strict=True)))
     return xp.pad(x, widths, constant_values=fill if x.dtype == object else xp.asarray(fill, x.dtype))
 
 

@@ -1,7 +1,7 @@
 """A small runner of the ONNX backend suite: cases, data sets and the suite's own verdict.
 
-    python -m tests.onnx_backend.suite            run every case, print what fails, count
-    python -m tests.onnx_backend.suite --update   also add the newly passing ones to passing.txt
+python -m tests.onnx_backend.suite            run every case, print what fails, count
+python -m tests.onnx_backend.suite --update   also add the newly passing ones to passing.txt
 """
 
 from __future__ import annotations
@@ -65,14 +65,21 @@ def _data_sets(case: Any, model: onnx.ModelProto) -> Iterator[tuple[list[Any], l
             yield [_value(x) for x in inputs], [_value(x) for x in outputs]
     elif case.model_dir:
         for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
-            inputs = [_read(folder / f"input_{i}.pb", v.type) for i, v in enumerate(graph.input) if (folder / f"input_{i}.pb").exists()]
+            inputs = [
+                _read(folder / f"input_{i}.pb", v.type)
+                for i, v in enumerate(graph.input)
+                if (folder / f"input_{i}.pb").exists()
+            ]
             yield inputs, [_read(folder / f"output_{i}.pb", v.type) for i, v in enumerate(graph.output)]
     else:  # a real topology without its weights: the suite feeds a ramp
         stored = {t.name for t in graph.initializer}
         shapes = [[d.dim_value or 1 for d in v.type.tensor_type.shape.dim] for v in graph.input if v.name not in stored]
         ramps = [(np.arange(np.prod(s)).reshape(s) / np.prod(s)).astype(np.float32) for s in shapes]
         stem = LIGHT / Path(case.url).stem
-        yield ramps, [numpy_helper.to_array(onnx.load_tensor(f"{stem}_output_{i}.pb")) for i in range(len(graph.output))]
+        yield (
+            ramps,
+            [numpy_helper.to_array(onnx.load_tensor(f"{stem}_output_{i}.pb")) for i in range(len(graph.output))],
+        )
 
 
 def _value(value: Any) -> Any:

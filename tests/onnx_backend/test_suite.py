@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import jq
 import pytest
 
+import jq
 from tests.onnx_backend import suite
 
 # onnx draws a new release's cases anew, so the list holds for the release that it was made with.
