@@ -3,9 +3,11 @@
 from jq import zoo
 from jq.batch import chunked
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
-from jq.graph import Graph, Node, Value, load, save, to_model
+from jq.graph import Graph, Node, Value
 from jq.inspect import inspect
 from jq.layout import pack
+from jq.onnx_read import load
+from jq.onnx_write import save, to_model
 from jq.passes import prepare
 from jq.trace import Traced, trace
 

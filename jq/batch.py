@@ -75,8 +75,14 @@ def _batch(inputs: Any) -> int:
 def _chunk_size(fn: Forward, params: Any, inputs: Any) -> int:
     """The chunk whose largest intermediate fits `_CHUNK_BYTES`, made a divisor of the batch if one is near."""
     batch = _batch(inputs)
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), inputs)
-    program = jax.make_jaxpr(fn)(jax.tree.map(jax.typeof, params), one)
-    largest = max((v.aval.size * v.aval.dtype.itemsize for e in program.eqns for v in e.outvars), default=1)
-    fitting = max(1, min(batch, _CHUNK_BYTES // max(1, largest)))
+    types = jax.tree.map(jax.typeof, params)
+
+    def sizes(count: int) -> list[int]:
+        images = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), inputs)
+        program = jax.make_jaxpr(fn)(types, images)
+        return [v.aval.size * v.aval.dtype.itemsize for e in program.eqns for v in e.outvars]
+
+    # What a second image adds: weights that the program moves do not count.
+    image = max((two - one for one, two in zip(sizes(1), sizes(2), strict=False)), default=1)
+    fitting = max(1, min(batch, _CHUNK_BYTES // max(1, image)))
     return next((c for c in range(fitting, fitting // 2, -1) if batch % c == 0), fitting)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, NodeProto, TypeProto, helper
 
-from jq import graph as graph_module
+from jq import onnx_read, onnx_write
 from jq.graph import Graph, Node
 from jq.registry import defaults, schema
 
@@ -31,7 +31,7 @@ def inline(node: Node, opset: int, types: Sequence[tuple[Any, tuple[int, ...]] |
         versions = found.context_dependent_function_opset_versions
         version = max(v for v in versions if v <= max(opset, min(versions)))
         protos = [_type(t).SerializeToString() for t in types]
-        proto = graph_module.node_proto(node)
+        proto = onnx_write.node_proto(node)
         body = found.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), protos)
     return _graph(FunctionProto.FromString(body), dict(defaults(node.op_type, node.domain, opset)) | dict(node.attrs))
 
@@ -50,7 +50,7 @@ def _graph(function: FunctionProto, attributes: Mapping[str, Any]) -> Graph:
     # A body may leave an optional output unmade: it has no name then, and no value.
     made = {o for node in function.node for o in node.output} | set(function.input)
     proto.output.extend(onnx.ValueInfoProto(name=n if n in made else "") for n in function.output)
-    return graph_module.load(helper.make_model(proto, opset_imports=opsets))
+    return onnx_read.load(helper.make_model(proto, opset_imports=opsets))
 
 
 def _bound(node: NodeProto, attributes: Mapping[str, Any]) -> NodeProto:
@@ -63,7 +63,7 @@ def _bound(node: NodeProto, attributes: Mapping[str, Any]) -> NodeProto:
             value = attributes.get(attribute.ref_attr_name)
             if value is None:
                 continue
-            bound.attribute.append(graph_module.attribute_proto(node.op_type, node.domain, attribute.name, value))
+            bound.attribute.append(onnx_write.attribute_proto(node.op_type, node.domain, attribute.name, value))
         elif attribute.HasField("g"):
             copy = bound.attribute.add()
             copy.CopyFrom(attribute)

@@ -55,7 +55,7 @@ def inspect(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     becomes the `reason`. So do operators without a rule.
 
     >>> import jq.zoo
-    >>> from jq.graph import load
+    >>> from jq.onnx_read import load
     >>> found = inspect(load(jq.zoo.path("fashion_resnet")), {"input": (8, 1, 28, 28)})
     >>> found.ops["Conv"], found.shapes["input"]
     (15, (8, 1, 28, 28))

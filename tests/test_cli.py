@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 import jq.cli
 import jq.zoo
 from jq.cli import main, printable
-from jq.graph import load
 from jq.inspect import inspect
+from jq.onnx_read import load
 
 MODEL = str(jq.zoo.path("fashion_resnet"))
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from jq.cli import main
 from jq.errors import Error, ModelError, UnsupportedOp
-from jq.graph import load
 from jq.inspect import inspect
+from jq.onnx_read import load
 from jq.trace import trace
 
 Case = Callable[[Path], Path]

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jq.zoo
 from jq.errors import ConfigError, ModelError
-from jq.graph import load
 from jq.inspect import inspect
+from jq.onnx_read import load
 from tests.conftest import one_node, onnxruntime_outputs
 
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from jq.errors import UnsupportedOp
-from jq.graph import load
+from jq.onnx_read import load
 from jq.trace import Traced, trace
 from tests.conftest import one_node, onnxruntime_outputs
 

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jq.ops  # fills the table
 from jq.errors import Error, UnsupportedOp
-from jq.graph import Node, load
+from jq.graph import Node
+from jq.onnx_read import load
 from jq.ops import math as math_ops
 from jq.registry import Context, defaults, lookup
 from jq.trace import trace

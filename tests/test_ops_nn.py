@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 import jq.ops  # noqa: F401  fills the table
 from jq.errors import Error, UnsupportedOp
-from jq.graph import load
+from jq.onnx_read import load
 from jq.ops import nn
 from jq.registry import lookup
 from jq.trace import trace

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from jq import layout
-from jq.graph import load
+from jq.onnx_read import load
 from jq.ops import quant
 from jq.trace import trace
 from tests.conftest import one_node, onnxruntime_outputs

@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from jq.errors import ModelError
-from jq.graph import load, to_model
+from jq.onnx_read import load
+from jq.onnx_write import to_model
 from jq.trace import trace
 from tests.conftest import one_node, onnxruntime_outputs
 

@@ -13,7 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq.zoo
-from jq.graph import Graph, Node, Value, load, to_model
+from jq.graph import Graph, Node, Value
+from jq.onnx_read import load
+from jq.onnx_write import to_model
 from jq.passes import CLEANING, prepare
 from jq.passes.edit import bypass, rename
 from jq.trace import trace

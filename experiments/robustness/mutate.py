@@ -186,8 +186,8 @@ def attempt(data: bytes) -> str:
     import jax
 
     from jq.errors import Error
-    from jq.graph import load
     from jq.inspect import inspect
+    from jq.onnx_read import load
     from jq.passes import prepare
     from jq.trace import trace
 

@@ -196,14 +196,21 @@ def _trailing(x: Array, axis: int) -> tuple[int, ...]:
     return tuple(range(axis % x.ndim, x.ndim))
 
 
+def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:
+    # XLA computes what makes x again beside the subtraction, in one fused multiply-add: unrounded, x is
+    # not its own maximum any more and at 1e10 every term underflows. A clamp in between stops that.
+    x = jnp.clip(x, -jnp.finfo(x.dtype).max)
+    return jax.nn.softmax(x, axes)
+
+
 @op("Softmax", since=13, layout=("axis",))
 def softmax(x: Array, *, axis: int) -> Array:
-    return jax.nn.softmax(x, axis=axis)
+    return _softmax(x, axis)
 
 
 @op("Softmax")
 def softmax_of_matrix(x: Array, *, axis: int) -> Array:
-    return jax.nn.softmax(x, axis=_trailing(x, axis))
+    return _softmax(x, _trailing(x, axis))
 
 
 @op("LogSoftmax", since=13, layout=("axis",))

@@ -10,7 +10,8 @@ import onnx
 from onnx import numpy_helper
 
 from jq.errors import Error
-from jq.graph import Graph, Node, node_proto
+from jq.graph import Graph, Node
+from jq.onnx_write import node_proto
 from jq.registry import schema
 from jq.trace import evaluate
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import onnx
 
-from jq.graph import load
+from jq.onnx_read import load
 from jq.trace import trace
 
 

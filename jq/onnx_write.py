@@ -1,0 +1,131 @@
+"""ONNX out: a `Graph` as a model, and what onnx infers from it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from jq.errors import ModelError
+from jq.graph import Graph, Node, Value
+from jq.onnx_read import SKELETON_BYTES, read_value
+
+_LONGEST_SHAPE = 1 << 16
+
+
+def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:
+    """Return the graph as an ONNX model; with `skeleton`, large weights become typed inputs."""
+    inputs = list(graph.inputs)
+    initializers = []
+    for name, array in {**graph.arrays, **(params or {})}.items():
+        array = np.asarray(array)
+        if skeleton and array.nbytes > SKELETON_BYTES:
+            inputs.append(Value(name, array.dtype, array.shape))
+        else:
+            initializers.append(_tensor(name, array))
+    proto = _graph_proto(graph, inputs, initializers)
+    model = helper.make_model(proto, producer_name="jq")
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(d, v) for d, v in graph.opsets.items())
+    # The lowest IR that has the opset: runtimes refuse an IR newer than themselves.
+    model.ir_version = _ir_version(graph)
+    if graph.metadata:
+        helper.set_model_props(model, dict(graph.metadata))
+    return model
+
+
+def save(model: ModelProto, path: str | os.PathLike[str]) -> None:
+    """Write a model atomically; weights go to `<name>.data` beside it above the 2 GB of protobuf."""
+    path = Path(path)
+    large = sum(len(t.raw_data) for t in model.graph.initializer) > (1 << 31) - (1 << 24)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft = Path(folder) / path.name
+            onnx.save(model, draft, save_as_external_data=large, location=f"{path.name}.data")
+            for part in sorted(Path(folder).iterdir(), key=lambda p: p == draft):  # the model goes last
+                os.replace(part, path.parent / part.name)
+    except OSError as error:
+        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+
+
+def _graph_proto(graph: Graph, inputs: Iterable[Value], initializers: Iterable[TensorProto]) -> GraphProto:
+    return helper.make_graph(
+        [node_proto(n) for n in graph.nodes],
+        graph.name,
+        [_value_info(v) for v in inputs],
+        [_value_info(v) for v in graph.outputs],
+        list(initializers),
+        value_info=[_value_info(v) for v in graph.declared.values() if v.name in graph.producer],
+    )
+
+
+def node_proto(node: Node) -> NodeProto:
+    """One node as ONNX writes it."""
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, input=node.inputs, output=node.outputs)
+    proto.attribute.extend(attribute_proto(node.op_type, node.domain, k, v) for k, v in node.attrs.items())
+    return proto
+
+
+def attribute_proto(op_type: str, domain: str, name: str, value: Any) -> AttributeProto:
+    """One attribute as ONNX writes it."""
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, _tensor("", value))
+    if isinstance(value, Graph):
+        return AttributeProto(name=name, type=AttributeProto.GRAPH, g=_graph_proto(value, value.inputs, ()))
+    if isinstance(value, tuple) and not value:  # an empty list does not show its type
+        try:
+            kind = onnx.defs.get_schema(op_type, domain=domain).attributes[name].type.value
+        except Exception:  # custom operators have no schema
+            kind = AttributeProto.INTS
+        return AttributeProto(name=name, type=kind)
+    return helper.make_attribute(name, value)
+
+
+def _tensor(name: str, array: np.ndarray) -> TensorProto:
+    if array.dtype == object:
+        return helper.make_tensor(name, TensorProto.STRING, array.shape, [str(s).encode() for s in array.reshape(-1)])
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def _value_info(value: Value) -> onnx.ValueInfoProto:
+    if value.dtype is None:
+        return onnx.ValueInfoProto(name=value.name)
+    elem = TensorProto.STRING if value.dtype == object else helper.np_dtype_to_tensor_dtype(value.dtype)
+    kind = helper.make_tensor_type_proto(elem, value.shape)
+    for container in reversed(value.containers):
+        make = helper.make_sequence_type_proto if container == "sequence" else helper.make_optional_type_proto
+        kind = make(kind)
+    return helper.make_value_info(value.name, kind)
+
+
+def _ir_version(graph: Graph) -> int:
+    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items() if d == "" or d.startswith("ai.onnx")]
+    try:
+        return max(8, helper.find_min_ir_version_for(opsets))
+    except ValueError:
+        return onnx.IR_VERSION
+
+
+def infer_types(graph: Graph) -> dict[str, Value]:
+    """The types that ONNX's shape inference finds; none where it fails, as such a graph may still run."""
+    inputs = tuple(Value(v.name, v.dtype) if _endless(v) else v for v in graph.inputs)
+    declared = {k: v for k, v in graph.declared.items() if not _endless(v)}
+    try:
+        model = to_model(graph.replace(inputs=inputs, declared=declared), skeleton=True)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # onnx's C++ raises many kinds
+        return {}
+    return {v.name: read_value(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
+
+
+def _endless(value: Value) -> bool:
+    """A vector that onnx's inference may take for a shape: it would make a type of so many dims."""
+    shape = value.shape or ()
+    return value.dtype == np.int64 and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONGEST_SHAPE
