@@ -6,8 +6,10 @@ prints when its work is done, so that a failure leaves standard output empty.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import jq
-from jq.errors import ConfigError, Error
+from jq.errors import ConfigError, Error, UnsupportedOp
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,23 +87,35 @@ def inspect(
 ) -> None:
     """Show a model's interface, operators, parameters and MACs.
 
-    MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed.
+    MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed,
+    and are an error after that.
     """
     found = jq.inspect(jq.load(model), _shapes(shape or ()))
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
         _show(found, model.name)
+    if found.unsupported:
+        raise UnsupportedOp("; ".join(found.unsupported))
 
 
 @app.command()
 def demo() -> None:
     """Run the bundled models, by jq and by onnxruntime."""
+    import jax
+    from rich.console import Console
+    from rich.progress import track
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
+        jax.config.update("jax_num_cpu_devices", cores)
     images, labels = jq.zoo.evaluation_set()
-    columns = [_demo(name, images, labels) for name in jq.zoo.models()]
+    names, console = jq.zoo.models(), Console(stderr=True)
+    progress = track(names, "running", console=console, transient=True, disable=not console.is_terminal)
+    columns = [_demo(name, images, labels) for name in progress]
     rows = [(measure, *(c[measure] for c in columns)) for measure in columns[0]]
     _print(
-        _table(("", *jq.zoo.models()), rows, f"Float models on {len(images)} images"),
+        _table(("", *names), rows, f"Float models on {len(images)} images"),
         "The quantized half of this demo arrives with XINT8.",
     )
 
@@ -139,7 +153,6 @@ def _show(found: Inspection, title: str) -> None:
         f"parameters: {found.parameters:,} ({found.parameter_bytes:,} bytes)",
         f"MACs: {total}",
         *(f"unsupported: {line}" for line in found.unsupported),
-        *(["jq cannot run this model: tracing it would be refused."] if found.unsupported else []),
     )
 
 
@@ -157,7 +170,8 @@ def _demo(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, str]:
     batches = [images[i : i + _DEMO_BATCH] for i in range(0, len(images), _DEMO_BATCH)]
     start = time.perf_counter()
     graph = jq.prepare(jq.load(path))
-    fn, params = jax.jit(jq.chunked(jq.trace(graph))), jq.pack(graph)
+    mesh = jax.make_mesh((jax.local_device_count(),), ("batch",))
+    fn, params = jax.jit(jq.chunked(jq.trace(graph), mesh=mesh)), jq.pack(graph, mesh=mesh)
     for size in {len(b) for b in batches}:
         fn(params, {"input": images[:size]})["logits"].block_until_ready()
     ready = time.perf_counter() - start

@@ -218,10 +218,11 @@ def test_unknown_op_is_named_with_its_domain_and_node(tmp_path: Path, capfd: pyt
     path = written(made)(tmp_path)
     with pytest.raises(UnsupportedOp, match=r"com\.acme::Magic.*'wand'"):
         trace(load(path))
-    with pytest.raises(SystemExit) as caught:  # inspect is there to tell, so it does not fail
+    with pytest.raises(SystemExit) as caught:
         main(["inspect", str(path)])
-    assert caught.value.code == 0
-    assert "com.acme::Magic" in capfd.readouterr().out
+    assert caught.value.code == 2
+    told = capfd.readouterr()  # inspect shows what it can as well
+    assert told.err.count("\n") == 1 and "com.acme::Magic" in told.err and "com.acme::Magic" in told.out
 
 
 def test_every_unknown_op_is_listed() -> None:
