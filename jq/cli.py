@@ -111,7 +111,7 @@ def demo() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
     images, labels = jq.zoo.evaluation_set()
     names, console = jq.zoo.models(), Console(stderr=True)
-    progress = track(names, "running", console=console, transient=True, disable=not console.is_terminal)
+    progress = track(names, "running", console=console, transient=True) if console.is_terminal else names
     columns = [_demo(name, images, labels) for name in progress]
     rows = [(measure, *(c[measure] for c in columns)) for measure in columns[0]]
     _print(

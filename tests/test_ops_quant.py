@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -22,6 +23,9 @@ from tests.conftest import one_node, onnxruntime_outputs
 MS = "com.microsoft"
 EIGHT = [np.uint8, np.int8]
 PAIRS = [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)]  # what onnxruntime has kernels for
+
+# Before 1.30 onnxruntime divides float16 in float16.
+KINDS = (np.float32, np.float16) if tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 30) else (np.float32,)
 
 
 def assert_equal_codes(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> None:
@@ -57,12 +61,7 @@ def quantized(rng: np.random.Generator, dtype: Any, *names: str) -> dict[str, np
 
 LINEAR = [
     *((name, np.float32, "axis") for name in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2")),
-    *(
-        (name, kind, granularity)
-        for name in ("int8", "uint4")
-        for kind in (np.float32, np.float16)
-        for granularity in ("tensor", "block")
-    ),
+    *((name, kind, granularity) for name in ("int8", "uint4") for kind in KINDS for granularity in ("tensor", "block")),
 ]
 
 
