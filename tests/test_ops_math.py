@@ -17,21 +17,7 @@ from jq.onnx_read import load
 from jq.ops import math as math_ops
 from jq.registry import Context, defaults, lookup
 from jq.trace import trace
-from tests.conftest import one_node, onnxruntime_outputs
-
-
-def outputs(model, inputs):
-    graph = load(model)
-    fn = trace(graph)
-    results = fn(graph.params, inputs)
-    return [np.asarray(results[name]) for name in fn.outputs]
-
-
-def assert_like_onnxruntime(model, inputs, **tolerance):
-    expected = onnxruntime_outputs(model, inputs)
-    for have, want in zip(outputs(model, inputs), expected, strict=True):
-        assert have.dtype == jax.dtypes.canonicalize_dtype(want.dtype)  # the models here do not declare their outputs
-        np.testing.assert_allclose(have, want, **{"rtol": 1e-4, "atol": 1e-5} | tolerance)
+from tests.conftest import assert_like_onnxruntime, one_node, outputs
 
 
 @np.errstate(all="ignore")  # as trace does

@@ -18,21 +18,7 @@ from jq.onnx_read import load
 from jq.ops import nn
 from jq.registry import lookup
 from jq.trace import trace
-from tests.conftest import one_node, onnxruntime_outputs
-
-
-def outputs(model, inputs):
-    graph = load(model)
-    fn = trace(graph)
-    results = fn(graph.params, inputs)
-    return [np.asarray(results[name]) for name in fn.outputs]
-
-
-def assert_like_onnxruntime(model, inputs, **tolerance):
-    expected = onnxruntime_outputs(model, inputs)
-    for have, want in zip(outputs(model, inputs), expected, strict=True):
-        assert have.dtype in (want.dtype, jax.dtypes.canonicalize_dtype(want.dtype))
-        np.testing.assert_allclose(have, want, **{"rtol": 1e-4, "atol": 1e-5} | tolerance)
+from tests.conftest import assert_like_onnxruntime, one_node, onnxruntime_outputs, outputs
 
 
 def chain(nodes, x, arrays, names=("y",)):
