@@ -74,7 +74,6 @@ def test_external_data_are_memory_mapped(tmp_path, rng):
     np.testing.assert_array_equal(graph.params["w"], want)
 
 
-@pytest.mark.slow
 def test_external_data_above_two_gigabytes(tmp_path):
     """A sparse file stands for the 2.2 GB of weights: the map reads none of it but the slice asked for."""
     rows = 550_000

@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--chunk", type=int, default=None, help="images per chunk; by default jq decides")
-    parser.add_argument("--out", type=Path, default=Path("forward.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "forward.jsonl")
     return parser.parse_args()
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=jq.zoo.path("fashion_resnet"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("startup.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "startup.jsonl")
     args = parser.parse_args()
     imports = {m: best_import(m, args.rounds) for m in ("jax", "jq")}
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", help="MODEL.onnx:PREP")
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--boxes", type=int, default=20, help="how many images detectors see")
-    parser.add_argument("--out", type=Path, default=Path("real_models.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "real_models.jsonl")
     args = parser.parse_args()
     files = sorted(args.images.glob("*.jpg"))
     if not files:

@@ -5,7 +5,7 @@ an operator), and goes load -> inspect -> prepare -> trace -> run on zeros in a 
 limits on time and memory. Outcomes: it runs, a `jq.Error` by kind and stage, or a defect: any other
 exception, a message of several lines, a crash, more than the time or memory allowed.
 
-    python experiments/robustness/mutate.py                 # 300 cases, appends to mutate.jsonl
+    python experiments/robustness/mutate.py                 # 300 cases, appends to ../results/mutate.jsonl
     python experiments/robustness/mutate.py --only 17       # one case again, in this process
 """
 
@@ -290,7 +290,7 @@ def main(
         bool, typer.Option("--suite", help="Of onnx's backend suite in place of the zoo's models.")
     ] = False,
     only: Annotated[int | None, typer.Option(help="Run this one case in this process.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON lines, appended to; mutate.jsonl by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON lines, appended to; results/mutate.jsonl by default.")] = None,
 ) -> None:
     """Run the cases, print a table of outcomes and every defect; exit code 1 if there is one."""
     from rich.console import Console
@@ -337,7 +337,7 @@ def main(
         "seconds": round(seconds),
         "outcomes": dict(totals),
     }
-    with (out or Path(__file__).with_suffix(".jsonl")).open("a") as file:
+    with (out or Path(__file__).parents[1] / "results" / "mutate.jsonl").open("a") as file:
         file.write(json.dumps(record | {"defects": defects}) + "\n")
     raise typer.Exit(1 if defects else 0)
 
