@@ -271,7 +271,7 @@ class _Reader:
         dtype = _dtype(tensor.data_type)
         if dtype is None:
             raise ModelError(f"tensor {name!r} has the unknown element type {tensor.data_type}")
-        bits = _bits(dtype)
+        bits = element_bits(dtype)
         shape = _checked_shape(name, tensor.dims, max(1, bits // 8))
         expected = (math.prod(shape) * bits + 7) // 8
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -458,7 +458,7 @@ def _rename(value: Value, renamed: Mapping[str, str]) -> Value:
     return dataclasses.replace(value, name=renamed.get(value.name, value.name))
 
 
-def _bits(dtype: np.dtype) -> int:
+def element_bits(dtype: np.dtype) -> int:
     """Bits of one element as ONNX stores it: 4- and 2-bit types are packed."""
     name = dtype.name
     for stem, bits in (("int4", 4), ("int2", 2), ("float4", 4)):

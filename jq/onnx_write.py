@@ -14,23 +14,74 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from jq.errors import ModelError
 from jq.graph import Graph, Node, Value
-from jq.onnx_read import SKELETON_BYTES, read_value
+from jq.onnx_read import SKELETON_BYTES, element_bits, read_value
 
 _LONGEST_SHAPE = 1 << 16
+_LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, less room for the structure
+_ALIGNMENT = 4096  # of external tensors, so that they can be mapped
 
 
 def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:
-    """Return the graph as an ONNX model; with `skeleton`, large weights become typed inputs."""
-    inputs = list(graph.inputs)
-    initializers = []
-    for name, array in {**graph.arrays, **(params or {})}.items():
-        array = np.asarray(array)
-        if skeleton and array.nbytes > SKELETON_BYTES:
-            inputs.append(Value(name, array.dtype, array.shape))
-        else:
-            initializers.append(_tensor(name, array))
-    proto = _graph_proto(graph, inputs, initializers)
-    model = helper.make_model(proto, producer_name="jq")
+    """Return the graph as an ONNX model, with other weights if given.
+
+    With `skeleton`, large weights become typed inputs. Protobuf ends at 2 GB; above that, `save`.
+    """
+    arrays = _arrays(graph, params)
+    large = {k: Value(k, a.dtype, a.shape) for k, a in arrays.items() if skeleton and a.nbytes > SKELETON_BYTES}
+    kept = {k: a for k, a in arrays.items() if k not in large}
+    if (size := sum(a.nbytes for a in kept.values())) > _LARGEST_PROTO:
+        raise ModelError(f"{size / 1e9:.1f} GB of weights do not fit one ONNX message; write the graph with jq.save")
+    return _model(graph, (*graph.inputs, *large.values()), [_tensor(k, a) for k, a in kept.items()])
+
+
+def save(graph: Graph, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
+    """Write the graph as an ONNX file, atomically; above protobuf's 2 GB, weights go to `<name>.data` beside it.
+
+    >>> import jq, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     jq.save(jq.load(jq.zoo.path("fashion_resnet")), f"{folder}/copy.onnx")
+    """
+    path, arrays = Path(path), _arrays(graph, params)
+    outside = sum(a.nbytes for a in arrays.values()) > _LARGEST_PROTO
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft, data = Path(folder) / path.name, Path(folder) / f"{path.name}.data"
+            if outside:
+                tensors = _external(arrays, data)
+                draft.write_bytes(_model(graph, graph.inputs, tensors).SerializeToString())
+                os.replace(data, path.parent / data.name)
+            else:
+                draft.write_bytes(to_model(graph, params).SerializeToString())
+            os.replace(draft, path)  # the model goes last
+    except OSError as error:
+        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+
+
+def _arrays(graph: Graph, params: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    return {k: np.asarray(a) for k, a in {**graph.arrays, **(params or {})}.items()}
+
+
+def _external(arrays: Mapping[str, np.ndarray], path: Path) -> list[TensorProto]:
+    """Tensors whose bytes are in a file of their own, written one after the other."""
+    tensors = []
+    with path.open("wb") as file:
+        for name, array in arrays.items():
+            if array.nbytes <= SKELETON_BYTES or array.dtype == object or element_bits(array.dtype) < 8:
+                tensors.append(_tensor(name, array))
+                continue
+            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+            for key, value in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
+                tensor.external_data.add(key=key, value=str(value))
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            tensors.append(tensor)
+    return tensors
+
+
+def _model(graph: Graph, inputs: Iterable[Value], initializers: Iterable[TensorProto]) -> ModelProto:
+    model = helper.make_model(_graph_proto(graph, inputs, initializers), producer_name="jq")
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(d, v) for d, v in graph.opsets.items())
     # The lowest IR that has the opset: runtimes refuse an IR newer than themselves.
@@ -38,21 +89,6 @@ def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton:
     if graph.metadata:
         helper.set_model_props(model, dict(graph.metadata))
     return model
-
-
-def save(model: ModelProto, path: str | os.PathLike[str]) -> None:
-    """Write a model atomically; weights go to `<name>.data` beside it above the 2 GB of protobuf."""
-    path = Path(path)
-    large = sum(len(t.raw_data) for t in model.graph.initializer) > (1 << 31) - (1 << 24)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            draft = Path(folder) / path.name
-            onnx.save(model, draft, save_as_external_data=large, location=f"{path.name}.data")
-            for part in sorted(Path(folder).iterdir(), key=lambda p: p == draft):  # the model goes last
-                os.replace(part, path.parent / part.name)
-    except OSError as error:
-        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
 
 
 def _graph_proto(graph: Graph, inputs: Iterable[Value], initializers: Iterable[TensorProto]) -> GraphProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -36,7 +37,7 @@ def test_path_bytes_and_proto_give_the_same_graph(tmp_path, rng):
 @pytest.mark.parametrize("name", jq.zoo.models())
 def test_written_models_compute_the_same(tmp_path, name):
     graph = jq.load(jq.zoo.path(name))
-    jq.save(jq.to_model(graph), tmp_path / "again.onnx")
+    jq.save(graph, tmp_path / "again.onnx")
     onnx.checker.check_model(onnx.load(tmp_path / "again.onnx"), full_check=True)
     x = {"input": jq.zoo.evaluation_set()[0][:2]}
     (want,) = onnxruntime_outputs(onnx.load(jq.zoo.path(name)), x)
@@ -92,7 +93,23 @@ def test_external_data_above_two_gigabytes(tmp_path):
     loaded = jq.load(tmp_path / "m.onnx")
     assert loaded.params["table"].nbytes > 1 << 31
     assert loaded.values["y"].shape == (1, 1000)
-    jq.save(jq.to_model(loaded.replace(params={"table": loaded.params["table"][:5]})), tmp_path / "small.onnx")
+    with pytest.raises(jq.ModelError, match=r"2\.2 GB of weights do not fit"):
+        jq.to_model(loaded)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, ml_dtypes.bfloat16, ml_dtypes.int4])
+def test_large_models_are_written_with_external_data(tmp_path, rng, monkeypatch, dtype):
+    """The limit is lowered, so that some kilobytes stand for the gigabytes."""
+    monkeypatch.setattr("jq.onnx_write._LARGEST_PROTO", 1000)
+    graph = jq.load(conv_model(rng))
+    weights = {"w": rng.standard_normal((64, 3, 5, 5)).astype(dtype), "more": rng.standard_normal(5000).astype(dtype)}
+    jq.save(graph.replace(params=weights), tmp_path / "large.onnx")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
+    again = jq.load(tmp_path / "large.onnx")
+    for name, array in weights.items():
+        assert again.params[name].dtype == array.dtype
+        np.testing.assert_array_equal(again.params[name], array)
+    assert (tmp_path / "large.onnx").stat().st_size < 1000 or dtype == ml_dtypes.int4
 
 
 def test_shapes_are_inferred_with_symbols_kept():
