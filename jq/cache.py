@@ -27,4 +27,4 @@ def enable() -> None:
     except OSError:  # a read-only home is no reason to fail
         return
     jax.config.update("jax_compilation_cache_dir", str(folder()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
