@@ -1,11 +1,12 @@
 """Float forward pass: jq against onnxruntime, interleaved in one run on the same cores.
 
-    python experiments/bench/forward.py [MODEL.onnx ...] [--batch 8 32] [--threads 2] [--rounds 10]
+    python experiments/bench/forward.py [MODEL.onnx ...] [--batch 8 32] [--threads 2] [--devices 2]
 
 Without models it takes the bundled ones. Prints per model and batch the best wall time of each over
 the rounds and the ratio of speeds (above 1 jq is faster), then the geometric mean; appends one JSON
 line to `--out`. Both are held to `--threads` cores; onnxruntime runs with its defaults but for that,
-jq with one JAX device per core. Run it on an idle machine.
+jq with one JAX device per core, or with `--devices 1` that spreads every operation over the cores. Run
+it on an idle machine.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("models", nargs="*", type=Path, help="float ONNX classifiers with one image input")
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=None, help="JAX devices; by default one per thread")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--chunk", type=int, default=None, help="images per chunk; by default jq decides")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "forward.jsonl")
@@ -90,7 +92,8 @@ def main() -> None:
     os.sched_setaffinity(0, cores)  # before jax makes its thread pool, which takes a thread per core
     import jax
 
-    jax.config.update("jax_num_cpu_devices", args.threads)
+    devices = args.devices or args.threads
+    jax.config.update("jax_num_cpu_devices", devices)
     import onnxruntime as ort
 
     import jq
@@ -99,7 +102,7 @@ def main() -> None:
     rows = [row for path in models for row in measure(path, args.batch, args.threads, args.rounds, args.chunk)]
     mean = math.exp(sum(math.log(row["ratio"]) for row in rows) / len(rows))
     print(f"speed over onnxruntime's: geometric mean {mean:.3f}, worst {min(row['ratio'] for row in rows):.3f}")
-    versions = {"jax": jax.__version__, "onnxruntime": ort.__version__, "threads": args.threads}
+    versions = {"jax": jax.__version__, "onnxruntime": ort.__version__, "threads": args.threads, "devices": devices}
     with args.out.open("a") as file:
         file.write(json.dumps({"bench": "forward", "geometric_mean": round(mean, 3), **versions, "rows": rows}) + "\n")
 
