@@ -82,6 +82,8 @@ def _divide(a: Array, b: Array) -> Array:
 def _power(a: Array, b: Array) -> Array:
     """The base may be an integer and the exponent a float, and the other way round; the base's type stays."""
     xp = namespace(a, b)
+    if xp is jnp and isinstance(b, np.ndarray) and b.ndim == 0:  # XLA knows better ways to square and to root
+        return astype(jnp.power(a, b.item()), a.dtype)
     if _is_integer(b) and not _is_integer(a):
         b = astype(b, a.dtype)  # else int64 would widen float32
     return astype(xp.power(a, b), a.dtype)
@@ -97,7 +99,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
-    @op(name, since=7, host=True, layout="same")
+    @op(name, since=7, settled=("b",) if name == "Pow" else (), host=True, layout="same")
     def rule(a: Array, b: Array) -> Array:
         return function(a, b)
 
