@@ -33,7 +33,7 @@ class ChannelsLast:
     @classmethod
     def of(cls, plain: Array) -> ChannelsLast:
         """A tensor in ONNX's order, moved once for all its readers."""
-        return cls(permuted(plain, (0, *range(2, plain.ndim), 1)), plain)
+        return cls(channels_last(plain), plain)
 
     @property
     def plain(self) -> Array:
@@ -62,7 +62,9 @@ def plain(value: Any) -> Any:
 
 def channels_last(value: Any) -> Array:
     """A traced value as (N, *spatial, C)."""
-    return value.array if isinstance(value, ChannelsLast) else permuted(value, (0, *range(2, np.ndim(value)), 1))
+    if isinstance(value, ChannelsLast) or np.ndim(value) < 2:
+        return value.array if isinstance(value, ChannelsLast) else value
+    return permuted(value, (0, *range(2, value.ndim), 1))
 
 
 def apply(
@@ -126,6 +128,11 @@ class Packed:
 
     array: Array
     order: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        return self.array.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -260,6 +260,8 @@ class _Reader:
         with jax.ensure_compile_time_eval() if now else contextlib.nullcontext(), np.errstate(all="ignore"):
             if not entry.host:
                 values = [v if i in static else _traced(v) for i, v in enumerate(values)]
+            elif not known:
+                values = [v if i in static else _narrowed(v) for i, v in enumerate(values)]
             if entry.layout == "last" and not now and isinstance(values[0], jax.Array):  # what is known stays numpy
                 scope[node.inputs[0]] = values[0] = layout.ChannelsLast.of(values[0])
             context = Context(node, opset, self.lowering, lambda graph, inputs: self.run(graph, inputs, scope))
@@ -340,6 +342,16 @@ def _traced(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return jnp.asarray(value)
     return [jnp.asarray(v) for v in value] if isinstance(value, list) else value
+
+
+def _narrowed(value: Any) -> Any:
+    """A known operand beside a traced one, in the types that JAX has now.
+
+    JAX remembers an int64 constant as int64 if it saw it in 64-bit mode first, and then compares int32 with it.
+    """
+    if not isinstance(value, np.ndarray) or value.dtype == object:
+        return value
+    return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
 
 
 def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], error: Exception) -> Error:

@@ -160,6 +160,16 @@ def test_transposed_convolution_multiplies_no_zeros():
     assert flops("cpu") * 3 < flops("native")
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_empty_batch_stays_empty(rng, case):
+    _, _, group, _, strides, dilations, pads = case
+    x, w = operands(rng, case)
+    window = {"strides": strides, "dilations": dilations, "group": group}
+    for lowering in ("cpu", "native"):
+        assert kernels.conv(x[:0], w, pads=pads, lowering=lowering, **window).shape[0] == 0
+        assert kernels.conv_transpose(x[:0], w, crops=pads, lowering=lowering, **window).shape[0] == 0
+
+
 @pytest.mark.parametrize("weights_too", [False, True])
 def test_conv_under_vmap(rng, weights_too):
     x, w = operands(rng, CASES["dense"])

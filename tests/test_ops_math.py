@@ -75,6 +75,26 @@ def test_host_rules_stay_in_numpy_and_agree_with_jax(name, arrays):
         np.testing.assert_allclose(on_host, np.asarray(on_device), rtol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [11, 13])
+def test_softmax_of_nothing_but_minus_infinity_is_nan(opset):
+    low = np.finfo(np.float32).min
+    x = np.float32([[-np.inf, -np.inf], [-np.inf, 1], [low, low]])
+    (y,) = outputs(one_node("Softmax", {"x": x}, opset=opset, axis=1), {"x": x})
+    np.testing.assert_array_equal(y, np.float32([[np.nan, np.nan], [0, 1], [0.5, 0.5]]))
+
+
+@pytest.mark.parametrize("name", ["Equal", "Add", "Mod", "Max"])
+@pytest.mark.parametrize("constant", [np.array(2), np.array([2])])
+def test_jit_after_a_call_in_64_bits_takes_the_same_constant(name, constant):
+    x = np.array([1, 2, 3])
+    graph = load(one_node(name, {"x": x}, initializers={"c": constant}))
+    traced = trace(graph)
+    wide = traced(graph.params, {"x": x})["y"]
+    narrow = jax.jit(traced)(graph.params, {"x": x})["y"]
+    np.testing.assert_array_equal(wide, narrow)
+    assert (wide.dtype, narrow.dtype) == ((np.bool_,) * 2 if name == "Equal" else (np.int64, np.int32))
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
 def test_integer_division_truncates_and_remainders_take_their_sign(dtype):
     a, b = np.meshgrid(np.arange(-20, 21), [v for v in range(-7, 8) if v])

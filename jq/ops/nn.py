@@ -28,6 +28,8 @@ def windows(
     With `ceil_mode` the end pads are those that the last window needs.
     """
     rank = len(kernel)
+    if not rank:
+        raise ModelError("a convolution or pool needs at least one spatial dim, as in (N, C, length)")
     strides = tuple(strides or (1,) * rank)
     dilations = tuple(dilations or (1,) * rank)
     if min(*strides, *dilations) < 1:

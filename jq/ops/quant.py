@@ -200,7 +200,8 @@ def _integer_conv(
     y = y - x_zero * jnp.sum(w, axis=tuple(range(w.ndim - 1)), dtype=jnp.int32)
     if isinstance(w_zero, np.ndarray) and not w_zero.any():
         return y
-    sums = jnp.sum(x.reshape(*x.shape[:-1], group, -1), axis=-1, dtype=jnp.int32) - x_zero * w.shape[-2]
+    grouped = x.reshape(*x.shape[:-1], group, x.shape[-1] // group)
+    sums = jnp.sum(grouped, axis=-1, dtype=jnp.int32) - x_zero * w.shape[-2]
     sums = kernels.sum_pool(sums, w.shape[:-2], **options)
     return y - w_zero * jnp.repeat(sums, w.shape[-1] // group, axis=-1)
 
