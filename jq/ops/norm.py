@@ -199,7 +199,7 @@ def _trailing(x: Array, axis: int) -> tuple[int, ...]:
 def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:
     # XLA computes what makes x again beside the subtraction, in one fused multiply-add: unrounded, x is
     # not its own maximum any more and at 1e10 every term underflows. A clamp in between stops that.
-    blind = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf) == -jnp.inf  # all masked: NaN, which exporters ask for
+    blind = jnp.max(x, axis=axes, keepdims=True, initial=-jnp.inf) == -jnp.inf  # NaN, which exporters ask for
     x = jnp.clip(x, -jnp.finfo(x.dtype).max)
     return jnp.where(blind, jnp.nan, jax.nn.softmax(x, axes))
 
