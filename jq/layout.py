@@ -8,6 +8,7 @@ which transposes, once. So a chain of convolutions holds no transpose at all.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jq.graph import Graph
-from jq.registry import Array, Layout
+from jq.registry import Array, Layout, lookup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,9 +141,6 @@ class Packed:
         return tuple(self.array.shape[self.order.index(i)] for i in range(len(self.order)))
 
 
-_WEIGHT = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}  # which input of a convolution
-
-
 def ordered(weight: Array | Packed, order: tuple[int, ...]) -> Array:
     """A weight with its axes in this order: free where `pack` did it on the host."""
     if isinstance(weight, Packed):
@@ -169,11 +167,16 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
     """
     params = graph.params if params is None else params
     where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    weights = {n.inputs[_WEIGHT[n.op_type]] for n in graph.nodes if n.op_type in _WEIGHT}
-    elsewhere = {i for n in graph.walk() for k, i in enumerate(n.reads()) if k != _WEIGHT.get(n.op_type)}
+    weights: set[str] = set()
+    elsewhere = set(graph.output_names)
+    for node in graph.walk():
+        entry = lookup(node, graph.opset(node.domain))
+        own = entry.operands(node, frozenset({entry.weight})) if entry is not None and entry.weight else []
+        weights.update(own)
+        elsewhere.update((collections.Counter(node.reads()) - collections.Counter(own)).keys())
 
     def place(name: str, array: Array) -> Any:
-        if name in weights and name not in elsewhere | graph.output_names:
+        if name in weights and name not in elsewhere:
             order = weight_order(np.ndim(array))
             return Packed(jax.device_put(np.ascontiguousarray(np.transpose(array, order)), where), order)
         return jax.device_put(array, where)

@@ -60,6 +60,9 @@ class Op:
     rule: Callable[..., Any]
     static: frozenset[str]  # input parameters whose values must be known while tracing
     settled: frozenset[str]  # input parameters known while tracing where they are constants of the graph
+    steering: frozenset[str]  # input parameters that decide which way control flows
+    weight: str | None  # the input parameter that is a convolution's weight, which `layout.pack` permutes
+    shape_only: bool  # the rule reads its operand's shape, never its values
     host: bool  # the rule is right on numpy arrays too, and then stays in numpy
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`
     inputs: tuple[str, ...]
@@ -73,9 +76,9 @@ class Op:
             return list(range(count))
         return [i for i, name in enumerate(self.inputs[:count]) if name in self.static]
 
-    def settled_positions(self, count: int) -> list[int]:
-        """Which of a node's `count` inputs are better known, where the graph holds them as arrays."""
-        return [i for i, name in enumerate(self.inputs[:count]) if name in self.settled]
+    def operands(self, node: Node, parameters: frozenset[str]) -> list[str]:
+        """The tensors that a node gives to these input parameters."""
+        return [t for name, t in zip(self.inputs, node.inputs, strict=False) if name in parameters and t]
 
     def bind(
         self, node: Node, inputs: Sequence[Array], schema: Mapping[str, Any], ctx: Context
@@ -106,16 +109,21 @@ def op(
     domain: str = "",
     static: Sequence[str] = (),
     settled: Sequence[str] = (),
+    steering: Sequence[str] = (),
+    weight: str | None = None,
+    shape_only: bool = False,
     host: bool = False,
     layout: Layout = "plain",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
     `static` names inputs that must be known while tracing; `settled` ones are where the graph holds them
-    as arrays, because XLA makes less of what it does not know (the bounds of a Clip). A `host` rule computes on numpy arrays as
-    it does on jax arrays, so it may serve shape computations. `layout` is "plain" for the order that
-    ONNX defines, "same" for elementwise rules, "last" for rules that take and return channels last,
-    or the names of the arguments that hold axes. Names are checked against ONNX's own schema.
+    as arrays, because XLA makes less of what it does not know (the bounds of a Clip); `steering` ones
+    decide control flow and are where they can be; `weight` is the one of a convolution. A `shape_only`
+    rule reads no values. A `host` rule computes on numpy arrays as it does on jax arrays, so it may serve
+    shape computations. `layout` is "plain" for the order that ONNX defines, "same" for elementwise rules,
+    "last" for rules that take and return channels last, or the names of the arguments that hold axes.
+    Names are checked against ONNX's own schema.
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +133,25 @@ def op(
         keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         takes_context = "ctx" in keywords
         keywords.pop("ctx", None)
-        _check_names(name, domain, since, {*inputs, variadic}, keywords, [*static, *settled])
-        sets = frozenset(static), frozenset(settled)
-        entry = Op(name, domain, since, rule, *sets, host, layout, inputs, variadic, keywords, takes_context)
+        named = [*static, *settled, *steering, *([weight] if weight else [])]
+        _check_names(name, domain, since, {*inputs, variadic}, keywords, named)
+        entry = Op(
+            name=name,
+            domain=domain,
+            since=since,
+            rule=rule,
+            static=frozenset(static),
+            settled=frozenset(settled),
+            steering=frozenset(steering),
+            weight=weight,
+            shape_only=shape_only,
+            host=host,
+            layout=layout,
+            inputs=inputs,
+            variadic=variadic,
+            attributes=keywords,
+            takes_context=takes_context,
+        )
         versions = _TABLE.setdefault((domain, name), [])
         if any(v.since == since for v in versions):
             raise ValueError(f"op {name} since {since} is registered twice")
@@ -142,7 +166,7 @@ def _check_names(
     name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]
 ) -> None:
     if unknown := set(static) - inputs:
-        raise ValueError(f"op {name}: static names {unknown} are no inputs of the rule")
+        raise ValueError(f"op {name}: {unknown} are no inputs of the rule")
     versions = _schema_versions(name, domain)
     if not versions or onnx.defs.onnx_opset_version() < _NEWEST_OPSET:
         return  # a custom domain has no schema to check against, an older onnx not all of the attributes

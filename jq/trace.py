@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from onnx import TensorProto
 
 from jq import cache, layout
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp, suggest
@@ -31,8 +32,6 @@ Tap = Callable[[Array], Any]
 # while tracing, before anything is allocated.
 _LARGE, _GROWTH = 1 << 29, 256
 _WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
-_SHAPE_ONLY = frozenset({"Shape", "Size"})  # they read their operand's shape, never its values
-_STEERED = {"If": 1, "Loop": 2}  # how many leading inputs decide which way control flows
 
 
 def trace(
@@ -122,8 +121,9 @@ class Traced:
         """Whether the graph's interface, weights or casts have 64-bit types that are data."""
         interface = {v.dtype for v in (*self.graph.inputs, *self.graph.outputs)}
         casts = {n.attrs.get("to") for n in self.graph.walk() if n.op_type == "Cast"}
+        wide = {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.COMPLEX128}
         params = {a.dtype for a in self.graph.params.values()}
-        return bool((interface | params) & _WIDE) or bool(casts & {11, 13, 15})  # double, uint64, complex128
+        return bool((interface | params) & _WIDE) or bool(casts & wide)
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -304,11 +304,12 @@ def demanded(graph: Graph, *, steering: bool = False) -> frozenset[str]:
         entry = lookup(node, graph.opset(node.domain))
         if entry is not None:
             found.update(node.inputs[i] for i in entry.static_positions(len(node.inputs)))
-            settled = (node.inputs[i] for i in entry.settled_positions(len(node.inputs)))
-            found.update(name for name in settled if name in graph.params)
-        if steering:
-            found.update(node.inputs[: _STEERED.get(node.op_type, 0)])
-        if not found.isdisjoint(filter(None, node.outputs)) and node.op_type not in _SHAPE_ONLY:
+            found.update(name for name in entry.operands(node, entry.settled) if name in graph.params)
+            if steering:
+                found.update(entry.operands(node, entry.steering))
+            if entry.shape_only:
+                continue
+        if not found.isdisjoint(filter(None, node.outputs)):
             found.update(node.reads())
             for g in inner:
                 found.update(*(n.reads() for n in g.walk()))

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
+from jq.layout import Packed
 from tests.conftest import one_node, onnxruntime_outputs
 
 
@@ -149,6 +150,20 @@ def test_packed_params_give_the_same_result(resnet, images):
     np.testing.assert_array_equal(
         fn(jq.pack(resnet), {"input": images})["logits"], fn(resnet.params, {"input": images})["logits"]
     )
+
+
+def test_a_weight_that_another_operator_reads_stays_plain():
+    w = np.ones((4, 4, 1, 1), np.float32)
+    nodes = [helper.make_node("Conv", ["x", n], [f"c{n}"]) for n in ("own", "shared")]
+    nodes += [helper.make_node("Add", ["cown", "cshared"], ["c"]), helper.make_node("Add", ["c", "shared"], ["y"])]
+    built = model(nodes, [tensor("x", [4, 4, 2, 2])], [tensor("y", None)], {"own": w, "shared": 2 * w})
+    graph = jq.load(built)
+    params = jq.pack(graph)
+    assert isinstance(params["own"], Packed)
+    assert isinstance(params["shared"], jax.Array)
+    x = np.random.default_rng(0).standard_normal((4, 4, 2, 2), np.float32)
+    (want,) = onnxruntime_outputs(built, {"x": x})
+    np.testing.assert_allclose(jq.trace(graph)(params, {"x": x})["y"], want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [None, 1, 3, 8])

@@ -42,7 +42,7 @@ def _types(values: Sequence[Any]) -> str:
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(values))
 
 
-@op("If", host=True)
+@op("If", steering=("cond",), host=True)
 def if_(cond: Array, *, then_branch: Graph, else_branch: Graph, ctx: Context) -> tuple[Any, ...]:
     if _known(cond):
         return tuple(ctx.run(then_branch if _true(cond) else else_branch, []))
@@ -60,7 +60,7 @@ def _type(value: Any) -> tuple[Any, ...]:
     return value.shape, value.dtype
 
 
-@op("Loop", host=True)
+@op("Loop", steering=("M", "cond"), host=True)
 def loop(
     M: Array | None = None, cond: Array | None = None, *v_initial: Any, body: Graph, ctx: Context
 ) -> tuple[Any, ...]:

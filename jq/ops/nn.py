@@ -55,7 +55,7 @@ def windows(
     return strides, dilations, tuple(found)
 
 
-@op("Conv", layout="last")
+@op("Conv", weight="w", layout="last")
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     pads: Any, strides: Any, ctx: Context,
@@ -93,7 +93,7 @@ def _activation(name: str | None, y: Array, parameters: Sequence[float] = ()) ->
     return _ACTIVATIONS[name or ""](y, *parameters).astype(y.dtype)
 
 
-@op("FusedConv", domain="com.microsoft", layout="last")
+@op("FusedConv", domain="com.microsoft", weight="w", layout="last")
 def fused_conv(
     x: Array, w: Array, b: Array | None = None, z: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Any,
     group: int = 1, kernel_shape: Any, pads: Any, strides: Any, activation: str = "",

@@ -223,7 +223,7 @@ def _requantized(total: Array, scale: Array, zero_point: Array | None, dtype: An
     return _codes(total.astype(jnp.float32) * scale.astype(jnp.float32), _scalar(zero_point), dtype)
 
 
-@op("ConvInteger", layout="last", static=("w_zero_point",))
+@op("ConvInteger", weight="w", layout="last", static=("w_zero_point",))
 def conv_integer(
     x: Array, w: Array, x_zero_point: Array | None = None, w_zero_point: Array | None = None, *, auto_pad: str,
     dilations: Any, group: int, kernel_shape: Any, pads: Any, strides: Any, ctx: Context,
@@ -231,7 +231,7 @@ def conv_integer(
     return _integer_conv(x, x_zero_point, w, w_zero_point, auto_pad, dilations, group, pads, strides, ctx)
 
 
-@op("QLinearConv", layout="last", static=("w_zero_point",))
+@op("QLinearConv", weight="w", layout="last", static=("w_zero_point",))
 def qlinear_conv(
     x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None,
     y_scale: Array, y_zero_point: Array | None, B: Array | None = None, *, auto_pad: str = "NOTSET", dilations: Any,
@@ -243,7 +243,7 @@ def qlinear_conv(
     return _requantized(total, scale, y_zero_point, x.dtype if y_zero_point is None else y_zero_point.dtype)
 
 
-@op("QLinearConv", domain=_MS, layout="last", static=("w_zero_point",))
+@op("QLinearConv", domain=_MS, weight="w", layout="last", static=("w_zero_point",))
 def ms_qlinear_conv(
     x: Array, x_scale: Array, x_zero_point: Array | None, w: Array, w_scale: Array, w_zero_point: Array | None,
     y_scale: Array, y_zero_point: Array | None, B: Array | None = None, *, channels_last: int = 0,

@@ -21,12 +21,12 @@ _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and ma
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Shape", host=True)
+@op("Shape", shape_only=True, host=True)
 def shape(x: Array, *, start: int = 0, end: int | None = None) -> np.ndarray:
     return np.asarray(np.shape(x)[start:end], np.int64)
 
 
-@op("Size", host=True)
+@op("Size", shape_only=True, host=True)
 def size(x: Array) -> np.ndarray:
     return np.asarray(np.size(x), np.int64)
 

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from jq.errors import Error
 from jq.graph import Graph, Node
+from jq.onnx_read import SKELETON_BYTES
 from jq.onnx_write import node_proto
 from jq.registry import schema
 from jq.trace import evaluate
@@ -22,7 +23,6 @@ RANDOM = frozenset(
 # An Expand or ConstantOfShape is shorter than what it makes. What is larger than its inputs is folded
 # while it is small, or is a weight's size and the model stays ordinary.
 _SMALL, _WEIGHT, _MODEL = 1 << 16, 1 << 24, 1 << 28
-_SKELETON_BYTES = 4096  # larger inputs hold no shape
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -78,7 +78,7 @@ def _inferred_bytes(node: Node, opset: int, inputs: Mapping[str, np.ndarray]) ->
         return 0
     types = {k: onnx.helper.make_tensor_type_proto(_elem(a), a.shape) for k, a in inputs.items()}
     data = {
-        k: numpy_helper.from_array(a) for k, a in inputs.items() if a.nbytes <= _SKELETON_BYTES and a.dtype != object
+        k: numpy_helper.from_array(a) for k, a in inputs.items() if a.nbytes <= SKELETON_BYTES and a.dtype != object
     }
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
