@@ -2,6 +2,8 @@
 
 from jq import zoo
 from jq.batch import chunked
+from jq.calibrate import calibrate
+from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.graph import Graph, Node, Value
 from jq.inspect import inspect
@@ -9,6 +11,9 @@ from jq.layout import pack
 from jq.onnx_read import load
 from jq.onnx_write import save, to_model
 from jq.passes import prepare
+from jq.plan import QParams
+from jq.search import activation_qparams, weight_qparams
+from jq.stats import Stats
 from jq.trace import Traced, trace
 
 __version__ = "0.1.0"
@@ -20,16 +25,23 @@ __all__ = [
     "Graph",
     "ModelError",
     "Node",
+    "QParams",
+    "QuantConfig",
+    "Stats",
     "Traced",
     "UnsupportedOp",
     "Value",
+    "activation_qparams",
+    "calibrate",
     "chunked",
     "inspect",
     "load",
     "pack",
     "prepare",
+    "presets",
     "save",
     "to_model",
     "trace",
+    "weight_qparams",
     "zoo",
 ]

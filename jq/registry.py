@@ -65,6 +65,9 @@ class Op:
     shape_only: bool  # the rule reads its operand's shape, never its values
     host: bool  # the rule is right on numpy arrays too, and then stays in numpy
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`
+    cuts: bool  # the output is the first input cut to an interval
+    bounds: tuple[float, float] | None  # of what the operator can give, whatever it reads
+    channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None  # attributes to weight and its output channels' axis
     inputs: tuple[str, ...]
     variadic: str | None
     attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
@@ -114,6 +117,9 @@ def op(
     shape_only: bool = False,
     host: bool = False,
     layout: Layout = "plain",
+    cuts: bool = False,
+    bounds: tuple[float, float] | None = None,
+    channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
@@ -123,6 +129,9 @@ def op(
     rule reads no values. A `host` rule computes on numpy arrays as it does on jax arrays, so it may serve
     shape computations. `layout` is "plain" for the order that ONNX defines, "same" for elementwise rules,
     "last" for rules that take and return channels last, or the names of the arguments that hold axes.
+    `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
+    gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
+    attributes to its weight parameter and the axis along which that may have one scale per output channel.
     Names are checked against ONNX's own schema.
     """
 
@@ -147,6 +156,9 @@ def op(
             shape_only=shape_only,
             host=host,
             layout=layout,
+            cuts=cuts,
+            bounds=bounds,
+            channels=channels,
             inputs=inputs,
             variadic=variadic,
             attributes=keywords,

@@ -26,7 +26,16 @@ from jq.graph import Graph, Node, Value
 from jq.registry import Array, Context, Op, defaults, lookup
 
 Scope = dict[str, Any]  # tensor name -> numpy array, jax array, ChannelsLast, list (a sequence) or None
-Tap = Callable[[Array], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyOrder:
+    """A tap that does not mind in which order its tensor lies: nothing is transposed for it."""
+
+    tap: Callable[[Array], Any]
+
+
+Tap = Callable[[Array], Any] | AnyOrder
 
 # A model cannot honestly blow its weights and inputs up so far: a damaged dim or pad can. Refused
 # while tracing, before anything is allocated.
@@ -44,7 +53,8 @@ def trace(
     """Return the graph as a pure function `fn(params, inputs) -> outputs`, to jit, vmap, grad or shard.
 
     With `taps` it returns `(outputs, tapped)`: the named tensors, or what a function makes of each;
-    a tap that reduces its tensor keeps the result only, XLA frees or fuses the tensor. `outputs`
+    a tap that reduces its tensor keeps the result only, XLA frees or fuses the tensor, and wrapped in
+    `AnyOrder` it costs no transpose. `outputs`
     picks other tensors than the graph's outputs; nodes that nothing asks for are not computed.
     `lowering` is "cpu" or "native" (XLA's own convolutions); by default the backend decides.
 
@@ -151,12 +161,12 @@ class Traced:
         scope |= {k: a for k, a in self.graph.params.items() if k in self._demanded}
         size = sum(_nbytes(leaf) for leaf in jax.tree.leaves((params, inputs)))
         reader = _Reader(self.lowering, self._steering, max(_LARGE, _GROWTH * size))
-        tapped = {name: tap(layout.plain(scope[name])) for name, tap in self.taps.items() if name in scope}
+        tapped = {name: _tap(tap, scope[name]) for name, tap in self.taps.items() if name in scope}
         for node in self._nodes:
             reader.step(node, self.graph.opset(node.domain), scope)
             for name in node.outputs:
                 if name in self.taps:
-                    tapped[name] = self.taps[name](layout.plain(_read(scope, name)))
+                    tapped[name] = _tap(self.taps[name], _read(scope, name))
         result = {name: layout.plain(_read(scope, name)) for name in self.outputs}
         return (result, tapped) if self.taps else result
 
@@ -171,6 +181,12 @@ class Traced:
                 raise DataError(f"input {name!r} is missing; the model needs {value}")
             _check(value, inputs[name], dims)
         return dict(inputs)
+
+
+def _tap(tap: Tap, value: Any) -> Any:
+    if isinstance(tap, AnyOrder):
+        return tap.tap(value.array if isinstance(value, layout.ChannelsLast) else value)
+    return tap(layout.plain(value))
 
 
 def _has_text(value: Any) -> bool:

@@ -175,7 +175,7 @@ def einsum(*inputs: Array, equation: str) -> Array:
     return jnp.einsum(equation.replace(" ", ""), *inputs)
 
 
-@op("Clip", settled=("min", "max"), host=True, layout="same")
+@op("Clip", settled=("min", "max"), host=True, layout="same", cuts=True)
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     xp = namespace(x, min, max)
     if min is not None:
@@ -275,7 +275,7 @@ def bit_cast(x: Array, *, to: int) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Relu", layout="same")
+@op("Relu", layout="same", cuts=True)
 def relu(x: Array) -> Array:
     return jax.nn.relu(x)
 

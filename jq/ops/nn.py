@@ -55,7 +55,7 @@ def windows(
     return strides, dilations, tuple(found)
 
 
-@op("Conv", weight="w", layout="last")
+@op("Conv", weight="w", layout="last", channels=lambda attrs: ("w", 0))
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     pads: Any, strides: Any, ctx: Context,
@@ -137,7 +137,7 @@ def _transposed_pads(
     return cuts
 
 
-@op("ConvTranspose", layout="last")
+@op("ConvTranspose", layout="last", channels=lambda attrs: ("w", 1))
 def conv_transpose(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,
@@ -333,7 +333,7 @@ def global_lp_pool(x: Array, *, p: float) -> Array:
     return _root(jnp.sum(_power(x, p), axis=_spatial(x), keepdims=True), p).astype(x.dtype)
 
 
-@op("Gemm")
+@op("Gemm", channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1))
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
     a, b = (a.T if transA else a), (b.T if transB else b)
     y = a @ b
@@ -352,7 +352,7 @@ def fused_gemm(
     return _activation(activation, y, [p for p in (activation_alpha, activation_beta) if p is not None])
 
 
-@op("MatMul", host=True)
+@op("MatMul", host=True, channels=lambda attrs: ("b", -1))
 def matmul(a: Array, b: Array) -> Array:
     return namespace(a, b).matmul(a, b)
 

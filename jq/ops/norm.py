@@ -204,12 +204,12 @@ def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:
     return jnp.where(blind, jnp.nan, jax.nn.softmax(x, axes))
 
 
-@op("Softmax", since=13, layout=("axis",))
+@op("Softmax", since=13, layout=("axis",), bounds=(0.0, 1.0))
 def softmax(x: Array, *, axis: int) -> Array:
     return _softmax(x, axis)
 
 
-@op("Softmax")
+@op("Softmax", bounds=(0.0, 1.0))
 def softmax_of_matrix(x: Array, *, axis: int) -> Array:
     return _softmax(x, _trailing(x, axis))
 
