@@ -54,7 +54,7 @@ from jq.trace import AnyOrder, trace
 
 States = dict[str, State]
 
-_FIRST = 16  # samples that the error table's candidates are chosen from
+_FIRST = 32  # samples that the error table's candidates are chosen from
 _ROOM = 1  # octaves that values may grow beyond the first batch before the table is made anew
 _ROOM_ONCE = 11  # the same where data cannot be read again
 
@@ -81,18 +81,19 @@ def calibrate(
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> images, _ = jq.zoo.calibration_set()
     >>> jq.calibrate(graph, images[:16])
-    Stats(26 tensors, 16 samples, method='minmse', observers=['range', 'moments', 'errors'])
+    Stats(26 tensors, 16 samples, method='minmse', observers=['errors'])
     """
     config = resolve(config)
     source = open_source(data, graph.inputs, seed=config.seed)
     mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
-    step = _Step.of(graph, source, observers_of(config, again=source.again) | dict(observers or {}), config, mesh)
+    wanted = observers_of(config, again=source.again) | dict(observers or {}) if like is None else like.observers
+    step = _Step.of(graph, source, wanted, config, mesh)
     keeper = _Keeper.of(checkpoint, step, source)
+    stream: Iterator[Batch]
     with _progress(source) as progress:
         stats = keeper.resume()
         if stats is None:
             stream = batches(source, step.size)
-            stream: Iterator[Batch] = batches(source, step.size)
             places, stream = (like.places, stream) if like is not None else _places(step, source, stream)
             stats = step.fresh(config, places)
         else:
@@ -108,7 +109,7 @@ def calibrate(
                 "in data that are read once; give a list, arrays or a reader with rewind()"
             )
         if outgrown:  # the range is known now, so that this pass is the last
-            places = {name: o.place(*_extent(stats, o)) for name, o in stats.observers.items()}
+            places = {name: _placed(o, stats.states[name]) for name, o in stats.observers.items()}
             stream = batches(source, step.size)
             stats = _accumulate(step, step.fresh(config, places), stream, keeper, progress)
     keeper.forget()
@@ -135,13 +136,17 @@ def cuts_alone(graph: Graph, node: Node) -> bool:
 
 def observers_of(config: QuantConfig, *, again: bool = True) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
-    found: dict[str, Observer] = {"range": Range(), "moments": Moments()}
+    found: dict[str, Observer] = {}
     if config.moving_average is not None:
         found["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":
         room = _ROOM if again else _ROOM_ONCE
-        found["errors"] = ErrorTable(grid=config.activation_grid, candidates=CANDIDATES + room)
-    elif config.method not in ("nonoverflow", "minmax"):
+        count = CANDIDATES + room
+        parts = count if config.error_parts else 1
+        found["errors"] = ErrorTable(grid=config.activation_grid, candidates=count, parts=parts)
+        return found
+    found |= {"range": Range(), "moments": Moments()}
+    if config.method not in ("nonoverflow", "minmax"):
         absolute = config.symmetric and config.method in ("percentile", "layerwise_percentile")
         found["histogram"] = HistogramObserver(
             bins=config.bins,
@@ -177,7 +182,7 @@ class _Step:
             _, seen = jax.eval_shape(lambda params, inputs: fn(params, inputs | known), dict(graph.params), feed)
         floats = {k: seen[k].shape for k in names if _is_float(seen[k])}
         tensors = {k: {name: o.rows(shape) for name, o in observers.items()} for k, shape in floats.items()}
-        size = -(-config.batch // mesh.size) * mesh.size
+        size = _multiple(config.batch, mesh)
         if (largest := max((int(np.prod(shape)) for shape in floats.values()), default=0)) * size >= 1 << 31:
             raise ConfigError(f"batch={config.batch} of tensors of {largest} elements cannot be counted in 32 bits")
         return cls(graph, observers, tensors, mesh, size, known)
@@ -240,10 +245,8 @@ class _Step:
 
         none = {name: o.init(self.count(name), places[name]) for name, o in self.observers.items()}
         states, _ = lax.scan(take, none, (inputs, valid))
-        if self.mesh.size == 1:
-            return states
         everyone = lax.all_gather(states, self.mesh.axis_names[0])
-        shares = [jax.tree.map(lambda v, i=i: v[i], everyone) for i in range(self.mesh.size)]
+        shares = [jax.tree.map(lambda v, i=i: v[i], everyone) for i in range(_devices(self.mesh))]
         return functools.reduce(self._merged, shares)
 
     def _merged(self, a: States, b: States) -> States:
@@ -276,25 +279,24 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
     finder = step.with_observers(extents)
     none: dict[str, Place] = {name: {} for name in extents}
     bins = [o for o in step.observers.values() if isinstance(o, HistogramObserver)]
+    looked: Iterable[Batch]
     if any(o.growth == 1 for o in bins):  # the bins are made for all data
         if not source.again:
             raise DataError("histogram_range='all' reads the data twice; give a list, arrays or a reader with rewind()")
-        count, looked = sys.maxsize, iter(batches(source, step.size))
+        count, looked = sys.maxsize, batches(source, step.size)
     else:
         count = source.first if bins else _FIRST
         kept = list(itertools.islice(stream, -(-count // step.size)))
-        stream, looked = itertools.chain(kept, stream), iter(kept)
-    states = {name: _wide(o.init(step.count(name), {})) for name, o in extents.items()}
+        looked, stream = kept, itertools.chain(kept, stream)
+    states: States = {name: _wide(o.init(step.count(name), {})) for name, o in extents.items()}
     for batch in looked:
         valid = batch.valid & (np.arange(batch.valid.size) < count - batch.start)
-        used = -(-int(valid.sum()) // step.mesh.size) * step.mesh.size  # what is not looked at is not computed
+        used = _multiple(int(valid.sum()), step.mesh)  # what is not looked at is not computed
         batch = Batch({k: v[:used] for k, v in batch.inputs.items()}, valid[:used], batch.start)
         seen = _fetched(finder(batch, none))
         _check_finite(finder, seen, batch)
         states = {name: o.merge(states[name], seen[name]) for name, o in extents.items()}
-    places: dict[str, Place] = {
-        name: o.place(**states[name]) if name in extents else {} for name, o in step.observers.items()
-    }
+    places: dict[str, Place] = {name: _placed(o, states.get(name, {})) for name, o in step.observers.items()}
     return places, stream
 
 
@@ -338,22 +340,13 @@ def _replaced(
 
 
 def _outgrown(stats: Stats) -> list[str]:
-    """The tensors whose error table lacks candidates for the range that they turned out to have."""
-    return [
-        tensor
-        for name, observer in stats.observers.items()
-        if isinstance(observer, ErrorTable)
-        for tensor, covered in zip(
-            stats.tensors, observer.covers(stats.places[name], *_extent(stats, observer)), strict=True
-        )
-        if not covered
-    ]
+    """The tensors whose error table may lack the best candidate for the range that they turned out to have."""
+    return [t for t in stats.tensors if "errors" in stats.observers and stats.best_exponent(t) is None]
 
 
-def _extent(stats: Stats, observer: Observer) -> tuple[np.ndarray, np.ndarray]:
-    """The range of all rows of an observer."""
-    extent = next(stats.states[name] for name, o in stats.observers.items() if o == (observer.extent or Range()))
-    return extent["low"], extent["high"]
+def _placed(observer: Observer, state: State) -> dict[str, np.ndarray]:
+    """Where an observer's candidates or bins belong for a range, if it has any."""
+    return observer.place(state["low"], state["high"]) if observer.extent is not None else {}
 
 
 def _check_finite(step: _Step, seen: States, batch: Batch) -> None:
@@ -363,7 +356,7 @@ def _check_finite(step: _Step, seen: States, batch: Batch) -> None:
     """
     for name, state in seen.items():
         found = {
-            "NaN": np.isnan(state.get("total", np.zeros(1))),
+            "NaN": np.isnan(np.asarray(state.get("power", state.get("total", 0.0)))),
             "Inf": (np.isinf(state["low"]) | np.isinf(state["high"])) & (state["low"] <= state["high"])
             if {"low", "high"} <= state.keys()
             else np.zeros(1, bool),
@@ -407,13 +400,13 @@ class _Keeper:
         return stats
 
     def keep(self, stats: Stats) -> None:
-        """Write the statistics so far."""
-        if self.path is not None:
+        """Write the statistics so far, which all processes have."""
+        if self.path is not None and jax.process_index() == 0:
             saved.write(self.path, stats, {"identity": self.identity})
 
     def forget(self) -> None:
         """Remove the file: the run has ended."""
-        if self.path is not None:
+        if self.path is not None and jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
 
 
@@ -436,6 +429,16 @@ def _progress(source: Source) -> Iterator[Callable[[int], None]]:
             bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
 
         yield advance
+
+
+def _devices(mesh: Mesh) -> int:
+    """Over how many devices a batch is split: the first axis of the mesh."""
+    return mesh.shape[mesh.axis_names[0]]
+
+
+def _multiple(count: int, mesh: Mesh) -> int:
+    """The least count not below this one that splits evenly."""
+    return -(-count // _devices(mesh)) * _devices(mesh)
 
 
 def _fetched(states: Any) -> States:

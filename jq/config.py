@@ -46,6 +46,7 @@ class QuantConfig:
     # Where a histogram's range comes from: the first data, growing later, as in Quark; or all data, as in
     # onnxruntime, which reads them twice.
     histogram_range: Literal["first", "all"] = "first"
+    error_parts: bool = False  # of minmse: keep what clipping causes at all candidates, at twice the cost
     moving_average: float | None = None  # weight of a new sample in an average of minima and maxima
 
     batch: int = 32  # samples per step

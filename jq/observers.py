@@ -30,7 +30,8 @@ Array = Any
 State = dict[str, Array]
 Place = Mapping[str, Array]
 
-_ROW = 4096  # elements that the error table takes at a time
+_LONGEST = 4096  # elements of a tensor that the error table takes at a time
+_FINER, _COARSER = 16, 40  # octaves from a candidate to where nothing is rounded, or all of it to zero
 CANDIDATES = 5  # exponents that Quark compares, from one above the nearest on
 
 
@@ -165,6 +166,7 @@ class Moments(Observer):
 def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
     """Return the exponent nearest to the symmetric scale of a range: the middle of what MinMSE compares.
 
+    >>> from jq.formats import INT8
     >>> int(base_exponent(-1.0, 3.0, INT8.narrow))  # 6 / 254 lies nearest to 2**-5
     -5
     """
@@ -175,15 +177,16 @@ def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorTable(Observer):
-    """Squared quantization error at each of several candidate exponents, in units of the squared scale.
+    """Squared quantization error at each of several candidate exponents, and the power of the signal.
 
-    Row r, column k is for the exponent place["coarsest"][r] - k. `total` is the whole error, `clipped` the
-    part of it that saturation causes; what rounding causes is the difference. The table is of use while the
-    values keep to half of what the coarsest candidate holds, which is how `search` reads it.
+    Column k of `total` is for the exponent place["coarsest"] - k, in units of that squared scale. `clipped`
+    is the part of it that saturation causes, for the first `parts` candidates; what rounding causes is the
+    difference. `power`, the sum of squares, is in units of the coarsest squared scale. With the range.
     """
 
     grid: Integer = dataclasses.field(kw_only=True)
     candidates: int = dataclasses.field(kw_only=True)
+    parts: int = 1
 
     @property
     def extent(self) -> Range:
@@ -194,47 +197,65 @@ class ErrorTable(Observer):
         room = self.candidates - CANDIDATES
         return {"coarsest": base_exponent(low, high, self.grid) + 1 + room}
 
-    def covers(self, place: Place, low: Array, high: Array) -> np.ndarray:
-        """Which rows hold all that MinMSE compares for a range."""
-        coarsest = base_exponent(low, high, self.grid) + 1
-        return (coarsest <= place["coarsest"]) & (coarsest - CANDIDATES >= place["coarsest"] - self.candidates)
-
     def init(self, rows: int, place: Place) -> State:
-        zeros = jnp.zeros((rows, self.candidates))
-        return {"total": zeros, "clipped": zeros}
+        shapes = {"total": (rows, self.candidates), "clipped": (rows, self.parts), "power": (rows,)}
+        return self.extent.init(rows, place) | {k: jnp.zeros(shape) for k, shape in shapes.items()}
 
     def observe(self, x: Array, place: Place) -> State:
         """Accumulate elementwise over pieces of the tensor, and reduce last.
 
         A reduction of each candidate's errors costs ten times as much: XLA does not vectorize a clip inside
-        one. The slice is of the flat tensor because XLA divides indices to slice a reshaped one, and the
-        reshape stands inside the loop because it would be fused with what computes the tensor.
+        one. All sums are rows of one array with one formula, because one kernel call per piece is what a
+        small tensor costs: an error that is all clipping is one on a much finer grid with the bounds of
+        this one, and the power is the error on a grid so coarse that all becomes zero. The slice is of the
+        flat tensor because XLA divides indices to slice a reshaped one, and the reshape stands inside the
+        loop because it would be fused with what computes the tensor.
         """
-        inverse = inverse_power(place["coarsest"][0] - jnp.arange(self.candidates))[:, None]
-        low, high = (float(q - self.grid.middle) for q in (self.grid.qmin, self.grid.qmax))
-        size = x.size
-        row = next((d for d in range(min(size, 2 * _ROW), _ROW // 4, -1) if size % d == 0), min(size, _ROW))
+        exponents = place["coarsest"][0] - jnp.arange(self.candidates)
+        exponents = jnp.concatenate([exponents, exponents[: self.parts] - _FINER, exponents[:1] + _COARSER])
+        widened = np.r_[np.zeros(self.candidates), np.full(self.parts, _FINER), 0]
+        low, high = ((q - self.grid.middle) * np.exp2(widened) for q in (self.grid.qmin, self.grid.qmax))
+        inverse, low, high = (jnp.asarray(v, jnp.float32)[:, None] for v in (inverse_power(exponents), low, high))
 
-        def errors(piece: Array) -> tuple[Array, Array]:
+        def errors(piece: Array) -> Array:
             scaled = piece * inverse
-            total = scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN)
-            clipped = scaled[1:] - jnp.clip(scaled[1:], low, high)  # nothing reaches the coarsest one's bounds
-            return total * total, clipped * clipped
+            return jnp.square(scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN))
 
-        def step(sums: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-            piece = lax.dynamic_slice(x.reshape(-1), (index * row,), (row,))
-            return jax.tree.map(jnp.add, sums, errors(piece)), None
+        def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+            sums, reach = state
+            for part in range(unrolled):
+                start = (index * unrolled + part) * length
+                piece = lax.dynamic_slice(x.reshape(-1), (start,), (length,))
+                sums, reach = sums + errors(piece), jnp.maximum(reach, piece * signs)
+            return (sums, reach), None
 
-        zeros = (jnp.zeros((self.candidates, row)), jnp.zeros((self.candidates - 1, row)))
-        sums, _ = lax.scan(step, zeros, jnp.arange(size // row))
-        total, clipped = (s.sum(1) for s in sums)
-        if size % row:
-            rest = errors(x.reshape(-1)[size // row * row :])
-            total, clipped = total + rest[0].sum(1), clipped + rest[1].sum(1)
-        return {"total": total[None], "clipped": jnp.concatenate([jnp.zeros(1), clipped])[None]}
+        signs = jnp.array([[-1.0], [1.0]])
+        length, unrolled = _pieces(x.size)
+        pieces = x.size // (length * unrolled)
+        none = jnp.zeros((len(exponents), length)), jnp.full((2, length), -jnp.inf)
+        (sums, reach), _ = lax.scan(step, none, jnp.arange(pieces))
+        rest = x.reshape(-1)[pieces * unrolled * length :]
+        sums = sums.sum(1) + errors(rest).sum(1)
+        below, above = jnp.maximum(reach.max(1), (rest * signs).max(1, initial=-jnp.inf))
+        total, clipped, power = jnp.split(sums, [self.candidates, self.candidates + self.parts])
+        return {
+            "low": -below[None],
+            "high": above[None],
+            "total": total[None],
+            "clipped": clipped[None] * 2.0 ** (-2 * _FINER),
+            "power": power * 2.0 ** (2 * _COARSER),
+        }
 
     def merge(self, a: State, b: State) -> State:
-        return {k: a[k] + b[k] for k in a}
+        return self.extent.merge(a, b) | {k: a[k] + b[k] for k in ("total", "clipped", "power")}
+
+
+def _pieces(size: int) -> tuple[int, int]:
+    """How long the pieces of a tensor are and how many one iteration takes: without a rest, if that can be."""
+    lengths = [n for n in range(min(size, _LONGEST), _LONGEST // 4, -1) if size % n == 0]
+    if not lengths:
+        return min(max(size, 1), _LONGEST), 1
+    return max(((n, u) for n in lengths for u in (3, 2, 1) if size // n % u == 0), key=lambda p: p[0] * p[1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,7 +67,9 @@ class Op:
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`
     cuts: bool  # the output is the first input cut to an interval
     bounds: tuple[float, float] | None  # of what the operator can give, whatever it reads
-    channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None  # attributes to weight and its output channels' axis
+    channels: (
+        Callable[[Mapping[str, Any]], tuple[str, int]] | None
+    )  # attributes to weight and its output channels' axis
     inputs: tuple[str, ...]
     variadic: str | None
     attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults

@@ -20,7 +20,7 @@ from jax import lax
 from jq import ranges
 from jq.calibrate import cuts_alone
 from jq.config import QuantConfig, resolve
-from jq.errors import ModelError
+from jq.errors import DataError, ModelError
 from jq.formats import Integer
 from jq.graph import Graph
 from jq.numerics import inverse_power, power_of_two
@@ -40,7 +40,7 @@ def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | N
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:16])
     >>> jq.activation_qparams(graph, stats)["input"]
-    QParams(scale=0.03125, zero_point=128, uint8)
+    QParams(scale=0.015625, zero_point=128, uint8)
     """
     config = stats.config if config is None else resolve(config)
     found = {tensor: _activation(stats, tensor, config) for tensor in stats.tensors}
@@ -58,10 +58,10 @@ def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
     if low > high:  # no elements
         low = high = 0.0
     if config.method == "minmse":
-        table, grid = stats.errors(tensor), config.activation_grid
-        (first,) = np.flatnonzero(table["exponent"] == base_exponent(low, high, grid) + 1)
-        best = first + table["total"][first : first + CANDIDATES].argmin()
-        return _power_of_two(table["exponent"][best], config)
+        exponent = stats.best_exponent(tensor)
+        if exponent is None:
+            raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
+        return _power_of_two(exponent, config)
     if config.method == "minmse_hist":
         return _power_of_two(_histogram_exponent(stats.histogram(tensor), low, high, config.activation_grid), config)
     return _from_range(*_range(stats, tensor, low, high, config), config)
@@ -118,8 +118,8 @@ def weight_qparams(
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
-    >>> jq.weight_qparams(graph)["stem.weight"].exponent
-    array(-7, dtype=int32)
+    >>> int(jq.weight_qparams(graph)["stem.weight"].exponent)
+    -5
     """
     config = resolve(config)
     arrays = {k: np.asarray(v, np.float32) for k, v in (params or graph.params).items() if _is_float(v)}
@@ -163,7 +163,7 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
 
     >>> from jq.formats import INT8
     >>> minmse_exponents([np.array([0.5, -1.0], np.float32), np.array([100.0], np.float32)], INT8.narrow)
-    array([-6, -1], dtype=int32)
+    array([-6,  1], dtype=int32)
     """
     reach = np.array([np.abs(a).max(initial=0) for a in arrays])
     exponents = base_exponent(-reach, reach, grid)[:, None] + 1 - np.arange(CANDIDATES, dtype=np.int32)

@@ -17,7 +17,17 @@ import safetensors.numpy
 from jq.config import QuantConfig
 from jq.errors import DataError, Error, suggest
 from jq.formats import Integer
-from jq.observers import ErrorTable, Histogram, HistogramObserver, MovingRange, Observer, Place, State
+from jq.observers import (
+    CANDIDATES,
+    ErrorTable,
+    Histogram,
+    HistogramObserver,
+    MovingRange,
+    Observer,
+    Place,
+    State,
+    base_exponent,
+)
 
 _VERSION = 1
 
@@ -68,9 +78,10 @@ class Stats:
         [-0.81, 2.023]
         """
         moving = self.observers.get("moving_range")
-        state = self.rows(tensor, "range" if moving is None else "moving_range")
         if isinstance(moving, MovingRange):
-            state = moving.finish(state)
+            state = moving.finish(self.rows(tensor, "moving_range"))
+        else:
+            state = self.rows(tensor, "errors" if "errors" in self.observers else "range")
         return float(state["low"].min()), float(state["high"].max())
 
     def histogram(self, tensor: str) -> Histogram:
@@ -86,20 +97,42 @@ class Stats:
     def errors(self, tensor: str) -> dict[str, np.ndarray]:
         """Summed squared error of quantizing a tensor at each candidate exponent, coarsest first.
 
+        `clipped` is the part that saturation causes, as far as it was kept: see `QuantConfig.error_parts`.
+
         >>> import jq
         >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
         >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:8])
         >>> table = stats.errors("input")
         >>> list(table), int(table["exponent"][table["total"].argmin()])
-        (['exponent', 'total', 'rounded', 'clipped'], -5)
+        (['exponent', 'total', 'clipped'], -6)
         """
         observer = self.observers.get("errors")
         if not isinstance(observer, ErrorTable):
             raise DataError(f"statistics of method {self.config.method!r} hold no table of errors")
         state, where = self.rows(tensor, "errors"), self._offsets[tensor]["errors"]
         exponent = self.places["errors"]["coarsest"][where][0] - np.arange(observer.candidates)
-        total, clipped = (np.ldexp(state[k][0], 2 * exponent) for k in ("total", "clipped"))
-        return {"exponent": exponent, "total": total, "rounded": total - clipped, "clipped": clipped}
+        total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (state["total"][0], state["clipped"][0]))
+        return {"exponent": exponent, "total": total, "clipped": clipped}
+
+    def best_exponent(self, tensor: str) -> int | None:
+        """The exponent of least squared error of Quark's five candidates, of equals the coarsest; None if unknown.
+
+        They are one above the exponent that is nearest to the range's, that one, and three below. The coarsest
+        may be missing from the table of a tensor that outgrew it; it is known all the same not to be best, if
+        what rounding alone costs at the coarsest that is there exceeds the least: grids of powers of two
+        are nested, and where nothing is clipped, no coarser one is nearer to any value.
+        """
+        observer, table = self.observers["errors"], self.errors(tensor)
+        assert isinstance(observer, ErrorTable)
+        wanted = int(base_exponent(*self.range(tensor), observer.grid)) + 1 - np.arange(CANDIDATES)
+        there = np.isin(table["exponent"], wanted)
+        if not there.any() or wanted[-1] < table["exponent"][-1]:
+            return None
+        best = int(np.where(there, table["total"], np.inf).argmin())
+        missing = wanted[0] > table["exponent"][0]
+        if missing and not table["total"][best] < table["total"][0] - table["clipped"][0]:
+            return None
+        return int(table["exponent"][best])
 
     def merge(self, other: Stats) -> Stats:
         """The statistics of both runs' data, of this one's first.
@@ -199,4 +232,5 @@ def _observer(described: Mapping[str, Any]) -> Observer:
     name, fields = described["kind"], {k: v for k, v in described.items() if k != "kind"}
     if name not in found:
         raise DataError(f"no observer {name!r} is known here: import the module that defines it first")
-    return found[name](**{k: Integer(**v) if isinstance(v, dict) else v for k, v in fields.items()})
+    values: dict[str, Any] = {k: Integer(**v) if isinstance(v, dict) else v for k, v in fields.items()}
+    return found[name](**values)
