@@ -12,7 +12,7 @@ from jq.onnx_read import load
 from jq.onnx_write import save, to_model
 from jq.passes import prepare
 from jq.plan import QParams
-from jq.search import activation_qparams, weight_qparams
+from jq.search import activation_qparams, activation_ranges, weight_qparams
 from jq.stats import Stats
 from jq.trace import Traced, trace
 
@@ -32,6 +32,7 @@ __all__ = [
     "UnsupportedOp",
     "Value",
     "activation_qparams",
+    "activation_ranges",
     "calibrate",
     "chunked",
     "inspect",

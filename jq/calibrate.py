@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,6 +98,7 @@ def calibrate(
             places, stream = (like.places, stream) if like is not None else _places(step, source, stream)
             stats = step.fresh(config, places)
         else:
+            step = dataclasses.replace(step, observers=stats.observers)  # some may have grown
             stream = batches(source, step.size, skip=stats.feeds)
             progress(stats.feeds)
         stats = _accumulate(step, stats, stream, keeper, progress)
@@ -147,13 +149,14 @@ def observers_of(config: QuantConfig, *, again: bool = True) -> dict[str, Observ
         return found
     found |= {"range": Range(), "moments": Moments()}
     if config.method not in ("nonoverflow", "minmax"):
+        quark = config.method == "minmse_hist"
         absolute = config.symmetric and config.method in ("percentile", "layerwise_percentile")
         found["histogram"] = HistogramObserver(
             bins=config.bins,
             absolute=absolute,
-            centred=not absolute and config.method != "minmse_hist",
-            growth=3 if config.histogram_range == "first" else 1,
-            double=config.method == "minmse_hist",
+            centred=not absolute and not quark,
+            growth=3 if quark or config.histogram_range == "first" else 1,
+            double=quark,
         )
     return found
 
@@ -183,7 +186,8 @@ class _Step:
         floats = {k: seen[k].shape for k in names if _is_float(seen[k])}
         tensors = {k: {name: o.rows(shape) for name, o in observers.items()} for k, shape in floats.items()}
         size = _multiple(config.batch, mesh)
-        if (largest := max((int(np.prod(shape)) for shape in floats.values()), default=0)) * size >= 1 << 31:
+        largest = max((math.prod(shape) for shape in floats.values()), default=0)
+        if largest * size >= 1 << 31:
             raise ConfigError(f"batch={config.batch} of tensors of {largest} elements cannot be counted in 32 bits")
         return cls(graph, observers, tensors, mesh, size, known)
 
@@ -213,7 +217,7 @@ class _Step:
         )
         used = {name: {k: _narrow(v) for k, v in place.items() if k != "edges"} for name, place in places.items()}
         with _types_of(self._fn):
-            return self._compiled(self._params, inputs, valid, used)
+            return _compiled(self)(self._params, inputs, valid, used)
 
     @functools.cached_property
     def _params(self) -> Mapping[str, Any]:
@@ -223,15 +227,18 @@ class _Step:
     def _fn(self) -> Any:
         return trace(self.graph)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Step) and self._program == other._program
+
+    def __hash__(self) -> int:
+        return hash(self._program)
+
     @functools.cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        whole, split = PartitionSpec(), PartitionSpec(self.mesh.axis_names[0])
-        spread = jax.shard_map(
-            self._share, mesh=self.mesh, in_specs=(whole, split, split, whole), out_specs=whole, check_vma=False
-        )
-        # The widest vectors make the error table, which is all arithmetic, a fifth faster and nothing slower.
-        options = {"xla_cpu_prefer_vector_width": 512} if self.mesh.devices.flat[0].platform == "cpu" else None
-        return jax.jit(spread, compiler_options=options)
+    def _program(self) -> tuple[Any, ...]:
+        """What the compiled program hangs on, so that the next calibration of the same graph finds it."""
+        tensors = tuple((name, tuple(rows.items())) for name, rows in self.tensors.items())
+        known = tuple((name, value.tobytes()) for name, value in self.known.items())
+        return self.graph, tuple(self.observers.items()), tensors, known, self.mesh
 
     def _share(self, params: Any, inputs: Any, valid: jax.Array, places: Mapping[str, Place]) -> States:
         """The states of one device's share of the batch, merged with those of the others in their order."""
@@ -239,8 +246,8 @@ class _Step:
         def take(states: States, feed: tuple[Any, jax.Array]) -> tuple[States, None]:
             sample, counts = feed
             _, seen = self._tapped(places)(params, {**sample, **self.known})
-            rows = [seen[tensor] for tensor in self.tensors]
-            new = self._merged(states, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *rows))
+            rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(seen[tensor] for tensor in self.tensors))
+            new = self._merged(states, rows)
             return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, states), None
 
         none = {name: o.init(self.count(name), places[name]) for name, o in self.observers.items()}
@@ -271,6 +278,17 @@ class _Step:
         return trace(self.graph, taps={name: tap(rows) for name, rows in self.tensors.items()})
 
 
+@functools.lru_cache(maxsize=8)
+def _compiled(step: _Step) -> Callable[..., Any]:
+    whole, split = PartitionSpec(), PartitionSpec(step.mesh.axis_names[0])
+    spread = jax.shard_map(
+        step._share, mesh=step.mesh, in_specs=(whole, split, split, whole), out_specs=whole, check_vma=False
+    )
+    # The widest vectors make the error table, which is all arithmetic, a fifth faster and nothing slower.
+    options = {"xla_cpu_prefer_vector_width": 512} if step.mesh.devices.flat[0].platform == "cpu" else None
+    return jax.jit(spread, compiler_options=options)
+
+
 def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[str, Place], Iterator[Batch]]:
     """Where candidates and bins lie, and the stream with what was read of it to find that out."""
     extents = {name: o.extent for name, o in step.observers.items() if o.extent is not None}
@@ -282,7 +300,10 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
     looked: Iterable[Batch]
     if any(o.growth == 1 for o in bins):  # the bins are made for all data
         if not source.again:
-            raise DataError("histogram_range='all' reads the data twice; give a list, arrays or a reader with rewind()")
+            raise DataError(
+                "this method reads the data twice, first for the range of its histograms: give a list, arrays or a "
+                "reader with rewind(), or set histogram_range='first'"
+            )
         count, looked = sys.maxsize, batches(source, step.size)
     else:
         count = source.first if bins else _FIRST

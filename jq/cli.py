@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import jq
+from jq.config import resolve
 from jq.errors import ConfigError, Error, UnsupportedOp
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names in a model may not fit the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app(args=argv, prog_name="jq-quant")
     except Error as error:
@@ -57,6 +60,10 @@ def printable(text: str) -> str:
     'conv\\x1b[2J\\n'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _show_warning(message: Warning | str, *where: Any) -> None:
+    print(f"warning: {printable(str(message))}", file=sys.stderr)
 
 
 def _show_version(asked: bool) -> None:
@@ -100,15 +107,66 @@ def inspect(
 
 
 @app.command()
-def demo() -> None:
-    """Run the bundled models, by jq and by onnxruntime."""
+def calibrate(
+    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data."),
+    ] = None,
+    config: Annotated[str, typer.Option(help="A preset.")] = "XINT8",
+    method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the statistics here; a stopped run goes on from there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the range and the scale of every tensor of a model on calibration data."""
+    _use_all_cores()
+    options = resolve(config).replace(**({"method": method} if method else {}))
+    graph = jq.prepare(jq.load(model))
+    checkpoint = output and output.with_name(f"{output.name}.partial")
+    stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
+    if output:
+        stats.save(output)
+    found = jq.activation_qparams(graph, stats)
+    tensors = {t: (*stats.range(t), found[t]) for t in stats.tensors}
+    if as_json:
+        rows = {
+            t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
+            for t, (low, high, q) in tensors.items()
+        }
+        print(json.dumps({"samples": stats.feeds, "config": options.to_dict(), "tensors": rows}, indent=2))
+        return
+    _print(
+        _table(
+            ("tensor", "low", "high", "scale", "zero point"),
+            ((t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()),
+            f"{model.name}: {options.method} on {stats.feeds} samples",
+        )
+    )
+
+
+def _scale(found: jq.QParams) -> str:
+    exponent = int(found.exponent)
+    return f"2^{exponent}" if float(found.scale) == 2.0**exponent else f"{float(found.scale):.5g}"
+
+
+def _use_all_cores() -> None:
+    """One JAX device per core: a batch is split over them."""
     import jax
-    from rich.console import Console
-    from rich.progress import track
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
         jax.config.update("jax_num_cpu_devices", cores)
+
+
+@app.command()
+def demo() -> None:
+    """Run the bundled models, by jq and by onnxruntime."""
+    from rich.console import Console
+    from rich.progress import track
+
+    _use_all_cores()
     images, labels = jq.zoo.evaluation_set()
     names, console = jq.zoo.models(), Console(stderr=True)
     progress = track(names, "running", console=console, transient=True) if console.is_terminal else names

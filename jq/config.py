@@ -43,9 +43,9 @@ class QuantConfig:
     percentile_metric: Metric = "mae"
     bins: int = 2048
     quantized_bins: int = 128  # of entropy; onnxruntime's default, bins = quantized_bins, leaves nothing to search
-    # Where a histogram's range comes from: the first data, growing later, as in Quark; or all data, as in
-    # onnxruntime, which reads them twice.
-    histogram_range: Literal["first", "all"] = "first"
+    # Where a float method's histogram gets its range from: all data, as in onnxruntime, which reads them twice; or
+    # the first data, with more bins where later data need them, as in Quark and always in minmse_hist.
+    histogram_range: Literal["first", "all"] = "all"
     error_parts: bool = False  # of minmse: keep what clipping causes at all candidates, at twice the cost
     moving_average: float | None = None  # weight of a new sample in an average of minima and maxima
 

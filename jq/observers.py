@@ -328,7 +328,8 @@ class HistogramObserver(Observer):
         end = max(margin + self.bins, int(np.searchsorted(edges, state["high"])))
         start = min(margin, max(0, int(np.searchsorted(edges, state["low"], side="right")) - 1))
         start = margin if self.absolute else start
-        counts[end - 1 : end] += counts[end : end + 1]  # values on the last edge
+        if end < counts.size:
+            counts[end - 1] += counts[end]  # values on the last edge
         return Histogram(counts[start:end], edges[start : end + 1])
 
     def grown(self, place: Place, state: State) -> tuple[HistogramObserver, Place, State]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -53,40 +53,50 @@ def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | N
     return found
 
 
+def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> dict[str, tuple[float, float]]:
+    """Return the range of every calibrated tensor by a float method, as onnxruntime's calibrators do.
+
+    >>> import jq
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> config = jq.presets["A8W8"].replace(method="percentile", percentile=90.0)
+    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:16], config)
+    >>> [round(v, 2) for v in jq.activation_ranges(stats)["input"]]
+    [-0.81, 1.56]
+    """
+    config = stats.config if config is None else resolve(config)
+    return {tensor: _range(stats, tensor, config) for tensor in stats.tensors}
+
+
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    low, high = stats.range(tensor)
-    if low > high:  # no elements
-        low = high = 0.0
     if config.method == "minmse":
         exponent = stats.best_exponent(tensor)
         if exponent is None:
             raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
         return _power_of_two(exponent, config)
     if config.method == "minmse_hist":
-        return _power_of_two(_histogram_exponent(stats.histogram(tensor), low, high, config.activation_grid), config)
-    return _from_range(*_range(stats, tensor, low, high, config), config)
+        exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
+        return _power_of_two(exponent, config)
+    return _from_range(*_range(stats, tensor, config), config)
 
 
-def _range(stats: Stats, tensor: str, low: float, high: float, config: QuantConfig) -> tuple[float, float]:
-    """The range that a float method finds within the observed one."""
-    if config.method in ("nonoverflow", "minmax"):
+def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float]:
+    low, high = stats.range(tensor)
+    if config.method in ("nonoverflow", "minmax", "minmse", "minmse_hist"):
         return low, high
     histogram, grid, symmetric = stats.histogram(tensor), config.activation_grid, config.symmetric
-    methods: dict[str, Callable[[], tuple[Any, Any]]] = {
-        "percentile": lambda: ranges.percentile(histogram, low, high, config.percentile, symmetric=symmetric),
-        "entropy": lambda: ranges.entropy(histogram, low, high, config.quantized_bins),
-        "mse": lambda: ranges.mse(histogram, low, high, grid, symmetric=symmetric),
-        "layerwise_percentile": lambda: ranges.layerwise_percentile(
-            histogram,
-            low,
-            high,
-            grid,
-            symmetric=symmetric,
-            percents=config.percentiles,
-            metric=config.percentile_metric,
-        ),
-    }
-    return methods[config.method]()
+    match config.method:
+        case "percentile":
+            found = ranges.percentile(histogram, low, high, config.percentile, symmetric=symmetric)
+        case "entropy":
+            found = ranges.entropy(histogram, low, high, config.quantized_bins)
+        case "mse":
+            found = ranges.mse(histogram, low, high, grid, symmetric=symmetric)
+        case "layerwise_percentile":
+            percents, metric = config.percentiles, config.percentile_metric
+            found = ranges.layerwise_percentile(
+                histogram, low, high, grid, symmetric=symmetric, percents=percents, metric=metric
+            )
+    return float(found[0]), float(found[1])
 
 
 def _from_range(low: float, high: float, config: QuantConfig) -> QParams:

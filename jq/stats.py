@@ -82,7 +82,8 @@ class Stats:
             state = moving.finish(self.rows(tensor, "moving_range"))
         else:
             state = self.rows(tensor, "errors" if "errors" in self.observers else "range")
-        return float(state["low"].min()), float(state["high"].max())
+        low, high = float(state["low"].min()), float(state["high"].max())
+        return (low, high) if low <= high else (0.0, 0.0)  # of no elements
 
     def histogram(self, tensor: str) -> Histogram:
         """The counts of a tensor's values, or of their magnitudes."""
