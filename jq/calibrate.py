@@ -48,6 +48,7 @@ from jq.observers import (
     Place,
     Range,
     State,
+    wide,
 )
 from jq.registry import lookup
 from jq.stats import Stats
@@ -102,9 +103,7 @@ def calibrate(
             stream = batches(source, step.size, skip=stats.feeds)
             progress(stats.feeds)
         stats = _accumulate(step, stats, stream, keeper, progress)
-        outgrown = _outgrown(stats)
-        if outgrown and like is not None:
-            raise DataError(f"tensor {outgrown[0]!r} outgrew the candidates of `like`: calibrate without it")
+        outgrown = _outgrown(stats) if like is None else []  # what matters then is the merged statistics
         if outgrown and not source.again:
             raise DataError(
                 f"tensor {outgrown[0]!r} grew {1 << _ROOM_ONCE} times beyond the first data, more than can be followed "
@@ -121,13 +120,14 @@ def calibrate(
 def observed(graph: Graph, config: QuantConfig) -> list[str]:
     """The tensors whose statistics `config` needs.
 
-    With power-of-two scales that leaves out what a Relu or Clip alone reads, as its range is the output's; with
-    float scales it is all of them, as in onnxruntime's calibrators.
+    With power-of-two scales that leaves out what a Relu or Clip alone reads, as its range is the output's as it was
+    observed; with float scales it is all of them, as in onnxruntime's calibrators.
     """
     names = dict.fromkeys(v.name for v in graph.inputs)
     names |= dict.fromkeys(name for node in graph.nodes for name in node.outputs if name)
-    cut = {node.inputs[0] for node in graph.nodes if cuts_alone(graph, node)}
-    return [n for n in names if n not in cut or config.scale == "float"]
+    cutting = [node for node in graph.nodes if cuts_alone(graph, node)]
+    unseen = {node.inputs[0] for node in cutting} - {node.outputs[0] for node in cutting}
+    return [n for n in names if n not in unseen or config.scale == "float"]
 
 
 def cuts_alone(graph: Graph, node: Node) -> bool:
@@ -193,7 +193,7 @@ class _Step:
 
     def fresh(self, config: QuantConfig, places: Mapping[str, Place]) -> Stats:
         """Statistics of no data."""
-        states = {name: _wide(o.init(self.count(name), places[name])) for name, o in self.observers.items()}
+        states = {name: wide(o.init(self.count(name), places[name])) for name, o in self.observers.items()}
         return Stats(config, self.tensors, self.observers, places, states, 0)
 
     def count(self, observer: str) -> int:
@@ -261,7 +261,9 @@ class _Step:
 
     def _tapped(self, places: Mapping[str, Place]) -> Any:
         """The traced graph, whose taps return the observers' states."""
-        starts = {name: itertools.accumulate((r[name] for r in self.tensors.values()), initial=0) for name in places}
+        starts = {
+            name: itertools.accumulate([rows[name] for rows in self.tensors.values()], initial=0) for name in places
+        }
 
         def tap(rows: Mapping[str, int]) -> AnyOrder | Callable[[Any], Any]:
             own = {}
@@ -309,7 +311,7 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
         count = source.first if bins else _FIRST
         kept = list(itertools.islice(stream, -(-count // step.size)))
         looked, stream = kept, itertools.chain(kept, stream)
-    states: States = {name: _wide(o.init(step.count(name), {})) for name, o in extents.items()}
+    states: States = {name: wide(o.init(step.count(name), {})) for name, o in extents.items()}
     for batch in looked:
         valid = batch.valid & (np.arange(batch.valid.size) < count - batch.start)
         used = _multiple(int(valid.sum()), step.mesh)  # what is not looked at is not computed
@@ -341,23 +343,14 @@ def _added(step: _Step, stats: Stats, used: _Step, batch: Batch, result: Any) ->
     seen = _fetched(result if used is step else step(batch, stats.places))
     _check_finite(step, seen, batch)
     for name, observer in step.observers.items():
-        if isinstance(observer, HistogramObserver) and observer.growth > 1:
+        if isinstance(observer, HistogramObserver):
             low, high = seen[name]["low"], seen[name]["high"]
             if not observer.covers(stats.places[name], low, high).all():
-                grown = observer.grown(stats.places[name], stats.states[name])
-                step, stats = _replaced(step, stats, name, *grown)
+                stats = stats.grown(name)
+                step = dataclasses.replace(step, observers=stats.observers)
                 return _added(step, stats, step, batch, step(batch, stats.places))
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
     return step, dataclasses.replace(stats, states=states, feeds=stats.feeds + int(batch.valid.sum()))
-
-
-def _replaced(
-    step: _Step, stats: Stats, name: str, observer: Observer, place: Place, state: State
-) -> tuple[_Step, Stats]:
-    observers = {**step.observers, name: observer}
-    places, states = {**stats.places, name: place}, {**stats.states, name: state}
-    stats = dataclasses.replace(stats, observers=observers, places=places, states=states)
-    return dataclasses.replace(step, observers=observers), stats
 
 
 def _outgrown(stats: Stats) -> list[str]:
@@ -465,13 +458,6 @@ def _multiple(count: int, mesh: Mesh) -> int:
 def _fetched(states: Any) -> States:
     """Device arrays, of which every process holds all, as numpy."""
     return jax.tree.map(lambda v: np.asarray(v.addressable_data(0)), states)
-
-
-def _wide(state: State) -> State:
-    """A state as the host adds it up: in 64 bits."""
-    return {
-        k: np.asarray(v, np.int64 if jnp.issubdtype(v.dtype, jnp.integer) else np.float64) for k, v in state.items()
-    }
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ class QuantConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_choice(field.name, getattr(self, field.name), _CHOICES.get(field.name))
+            _check(field.name, getattr(self, field.name))
         if self.scale == "float" and self.method in POWER_OF_TWO_METHODS:
             raise ConfigError(
                 f"method {self.method!r} finds powers of two, but scale='float'; take one of "
@@ -68,6 +68,8 @@ class QuantConfig:
             raise ConfigError("weight_method 'minmse' finds powers of two, but scale='float'; take minmax, or mse")
         if self.moving_average is not None and not 0 < self.moving_average <= 1:
             raise ConfigError(f"moving_average is {self.moving_average}; expected a weight above 0, at most 1")
+        if self.moving_average is not None and self.method not in ("minmax", "nonoverflow"):
+            raise ConfigError(f"moving_average is of ranges; method {self.method!r} has no use for it")
         for name in ("bins", "quantized_bins", "batch"):
             if not 1 <= getattr(self, name) <= 1 << 20:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {1 << 20}")
@@ -121,9 +123,34 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...] | None) -> None:
+_NUMBERS: dict[str, type] = {"bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float}
+_SWITCHES = ("symmetric", "per_channel", "error_parts")
+
+
+def _check(name: str, value: Any) -> None:
+    """Whether an option has a value of its kind."""
+    choices = _CHOICES.get(name)
     if choices is not None and value not in choices:
         raise ConfigError(f"{name} is {value!r}; there are {', '.join(choices)}.{suggest(str(value), choices)}")
+    expected = None
+    if name in _NUMBERS and not _is_number(value, _NUMBERS[name]):
+        expected = "a whole number" if _NUMBERS[name] is int else "a number"
+    elif name in _SWITCHES and not isinstance(value, bool):
+        expected = "True or False"
+    elif name in ("activation", "weight") and not isinstance(value, Integer):
+        expected = "a format such as jq.formats.INT8"
+    elif name == "moving_average" and not (value is None or _is_number(value, float)):
+        expected = "None or a number"
+    elif name == "percentiles" and not (
+        isinstance(value, tuple) and value and all(_is_number(v, float) for v in value)
+    ):
+        expected = "a tuple of numbers"
+    if expected:
+        raise ConfigError(f"{name} is {value!r}; expected {expected}")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, (int, kind)) and not isinstance(value, bool)
 
 
 presets: Mapping[str, QuantConfig] = MappingProxyType(

@@ -64,5 +64,5 @@ def integer(name: str) -> Integer:
     255
     """
     if name not in _BY_NAME:
-        raise ConfigError(f"no format {name!r}; there are {', '.join(_BY_NAME)}.{suggest(name, _BY_NAME)}")
+        raise ConfigError(f"no format {name!r}; there are {', '.join(_BY_NAME)}.{suggest(str(name), _BY_NAME)}")
     return _BY_NAME[name]

@@ -13,6 +13,7 @@ from jq.formats import Integer
 
 Array = Any  # numpy or jax
 
+FINEST = -126  # the least exponent of a normal float32, below which devices flush to zero
 _LIMIT = 127  # of the exponents that the vendor's tools know
 
 
@@ -38,11 +39,8 @@ def power_of_two(exponent: ArrayLike) -> np.ndarray:
 
 
 def inverse_power(exponent: Array) -> Array:
-    """Return 2**-exponent in float32, on the device.
-
-    A float32 holds none for scales below 2**-126: candidates that are finer repeat that one, and so never win.
-    """
-    return jnp.ldexp(jnp.float32(1), -jnp.maximum(exponent, -126))
+    """Return 2**-exponent in float32, on the device; not below `FINEST`."""
+    return jnp.ldexp(jnp.float32(1), -exponent)
 
 
 def codes(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:

@@ -18,20 +18,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jq.formats import Integer
-from jq.numerics import exponent_of, inverse_power
+from jq.numerics import FINEST, exponent_of, inverse_power
 
 Array = Any
 State = dict[str, Array]
 Place = Mapping[str, Array]
 
 _LONGEST = 4096  # elements of a tensor that the error table takes at a time
-_FINER, _COARSER = 16, 40  # octaves from a candidate to where nothing is rounded, or all of it to zero
+_FINER = 16  # octaves from a candidate to where hardly anything is rounded
 CANDIDATES = 5  # exponents that Quark compares, from one above the nearest on
 
 
@@ -126,20 +125,21 @@ class MovingRange(Observer):
     weight: float = 0.01
 
     def init(self, rows: int, place: Place) -> State:
-        zero = jnp.zeros(rows)
-        return {"decay": jnp.ones(rows)} | dict.fromkeys(("low", "high", "first_low", "first_high"), zero)
+        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), jnp.zeros(rows))
+        return {"feeds": jnp.zeros(rows, jnp.int32), "decay": jnp.ones(rows)} | zeros
 
     def observe(self, x: Array, place: Place) -> State:
         seen = Range(self.axis).observe(x, place)
-        decay = jnp.full(seen["low"].shape, 1 - self.weight)
+        one = jnp.ones_like(seen["low"])
         first = {f"first_{k}": v for k, v in seen.items()}
-        return {"decay": decay} | first | {k: self.weight * v for k, v in seen.items()}
+        counted = {"feeds": one.astype(jnp.int32), "decay": (1 - self.weight) * one}
+        return counted | first | {k: self.weight * v for k, v in seen.items()}
 
     def merge(self, a: State, b: State) -> State:
         where = np.where if _on_host(a) else jnp.where
         merged = {k: a[k] * b["decay"] + b[k] for k in ("low", "high")}
-        merged |= {k: where(a["decay"] < 1, a[k], b[k]) for k in ("first_low", "first_high")}
-        return merged | {"decay": a["decay"] * b["decay"]}
+        merged |= {k: where(a["feeds"] > 0, a[k], b[k]) for k in ("first_low", "first_high")}
+        return merged | {"feeds": a["feeds"] + b["feeds"], "decay": a["decay"] * b["decay"]}
 
     def finish(self, state: State) -> State:
         """The averages as a range."""
@@ -207,34 +207,33 @@ class ErrorTable(Observer):
         A reduction of each candidate's errors costs ten times as much: XLA does not vectorize a clip inside
         one. All sums are rows of one array with one formula, because one kernel call per piece is what a
         small tensor costs: an error that is all clipping is one on a much finer grid with the bounds of
-        this one, and the power is the error on a grid so coarse that all becomes zero. The slice is of the
-        flat tensor because XLA divides indices to slice a reshaped one, and the reshape stands inside the
-        loop because it would be fused with what computes the tensor.
+        this one, and the power is the error of clipping all to zero. The slice is of the flat tensor
+        because XLA divides indices to slice a reshaped one, and the reshape stands inside the loop because
+        it would be fused with what computes the tensor.
         """
-        exponents = place["coarsest"][0] - jnp.arange(self.candidates)
-        exponents = jnp.concatenate([exponents, exponents[: self.parts] - _FINER, exponents[:1] + _COARSER])
-        widened = np.r_[np.zeros(self.candidates), np.full(self.parts, _FINER), 0]
-        low, high = ((q - self.grid.middle) * np.exp2(widened) for q in (self.grid.qmin, self.grid.qmax))
-        inverse, low, high = (jnp.asarray(v, jnp.float32)[:, None] for v in (inverse_power(exponents), low, high))
+        if not x.size:
+            return self.init(1, place)
+        exponents = table_exponents(place["coarsest"][0], self.candidates)
+        finer = jnp.maximum(exponents[: self.parts] - _FINER, FINEST)
+        widened = inverse_power(finer - exponents[: self.parts])
+        bounds = jnp.array([self.grid.qmin, self.grid.qmax], jnp.float32)[:, None] - self.grid.middle
+        of_total, of_power = jnp.repeat(bounds, self.candidates, 1), jnp.zeros((2, 1))
+        low, high = jnp.concatenate([of_total, bounds * widened, of_power], 1)[:, :, None]
+        inverse = inverse_power(jnp.concatenate([exponents, finer, exponents[:1]]))[:, None]
 
         def errors(piece: Array) -> Array:
             scaled = piece * inverse
             return jnp.square(scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN))
 
         def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-            sums, reach = state
-            for part in range(unrolled):
-                start = (index * unrolled + part) * length
-                piece = lax.dynamic_slice(x.reshape(-1), (start,), (length,))
-                sums, reach = sums + errors(piece), jnp.maximum(reach, piece * signs)
-            return (sums, reach), None
+            piece = lax.dynamic_slice(x.reshape(-1), (index * length,), (length,))
+            return (state[0] + errors(piece), jnp.maximum(state[1], piece * signs)), None
 
         signs = jnp.array([[-1.0], [1.0]])
-        length, unrolled = _pieces(x.size)
-        pieces = x.size // (length * unrolled)
-        none = jnp.zeros((len(exponents), length)), jnp.full((2, length), -jnp.inf)
-        (sums, reach), _ = lax.scan(step, none, jnp.arange(pieces))
-        rest = x.reshape(-1)[pieces * unrolled * length :]
+        length = _piece(x.size)
+        none = jnp.zeros((inverse.size, length)), jnp.full((2, length), -jnp.inf)
+        (sums, reach), _ = lax.scan(step, none, jnp.arange(x.size // length))
+        rest = x.reshape(-1)[x.size // length * length :]
         sums = sums.sum(1) + errors(rest).sum(1)
         below, above = jnp.maximum(reach.max(1), (rest * signs).max(1, initial=-jnp.inf))
         total, clipped, power = jnp.split(sums, [self.candidates, self.candidates + self.parts])
@@ -242,20 +241,24 @@ class ErrorTable(Observer):
             "low": -below[None],
             "high": above[None],
             "total": total[None],
-            "clipped": clipped[None] * 2.0 ** (-2 * _FINER),
-            "power": power * 2.0 ** (2 * _COARSER),
+            "clipped": (clipped / widened**2)[None],
+            "power": power,
         }
 
     def merge(self, a: State, b: State) -> State:
         return self.extent.merge(a, b) | {k: a[k] + b[k] for k in ("total", "clipped", "power")}
 
 
-def _pieces(size: int) -> tuple[int, int]:
-    """How long the pieces of a tensor are and how many one iteration takes: without a rest, if that can be."""
-    lengths = [n for n in range(min(size, _LONGEST), _LONGEST // 4, -1) if size % n == 0]
-    if not lengths:
-        return min(max(size, 1), _LONGEST), 1
-    return max(((n, u) for n in lengths for u in (3, 2, 1) if size // n % u == 0), key=lambda p: p[0] * p[1])
+def table_exponents(coarsest: Array, candidates: int) -> Array:
+    """The exponents of a table's columns; candidates below `FINEST` repeat that one, and so never win."""
+    xp = np if isinstance(coarsest, (int, np.generic, np.ndarray)) else jnp
+    return xp.maximum(coarsest - xp.arange(candidates), FINEST)
+
+
+def _piece(size: int) -> int:
+    """How long the pieces are into which a tensor is cut: such that none is left over, if that can be."""
+    longest = min(size, _LONGEST)
+    return next((n for n in range(longest, _LONGEST // 4, -1) if size % n == 0), longest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +283,8 @@ class HistogramObserver(Observer):
     def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
         """Edges for values that begin in a range: of magnitudes if `absolute`."""
         dtype = np.float64 if self.double else np.float32
-        low, high = (np.array(v, dtype, ndmin=1) for v in (low, high))
+        some = np.array(low <= high, ndmin=1)  # others had no elements
+        low, high = (np.where(some, v, 0).astype(dtype) for v in (low, high))
         if self.centred:
             high = np.maximum(np.abs(low), np.abs(high))
             low = -high
@@ -292,29 +296,42 @@ class HistogramObserver(Observer):
         beyond = width * np.arange(1, self.bins * (self.growth // 2) + 1)
         edges = np.concatenate([low[:, None] - beyond[:, ::-1], inner, high[:, None] + beyond], axis=-1)
         # x >= edge for a float32 x is x >= the least float32 that is not below the edge.
-        rounded = edges.astype(np.float32)
-        rounded = np.where(rounded < edges, np.nextafter(rounded, np.float32(np.inf)), rounded)
-        return {"edges": edges, "thresholds": rounded, "per_bin": (1 / width[:, 0]).astype(np.float32)}
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            rounded = edges.astype(np.float32)
+            rounded = np.where(rounded < edges, np.nextafter(rounded, np.float32(np.inf)), rounded)
+            per_bin, spread = (1 / width[:, 0]).astype(np.float32), rounded[:, -1] - rounded[:, 0]
+            # Where float32 overflows or cannot tell bins apart, a bin is searched, not found by division.
+            apart = width[:, 0] > 4 * np.spacing(np.abs(rounded).max(-1))
+        divisible = np.isfinite(spread) & np.isfinite(per_bin) & apart
+        return {"edges": edges, "thresholds": rounded, "per_bin": per_bin, "divisible": divisible}
 
     def covers(self, place: Place, low: Array, high: Array) -> np.ndarray:
         """Which rows have bins for all values of a range; magnitudes below the first edge do not count."""
         edges = place["edges"]
-        return ((edges[:, 0] <= low) | self.absolute) & (high <= edges[:, -1])
+        return ((edges[:, 0] <= low) | self.absolute) & (high <= edges[:, -1]) | (low > high)
 
     def init(self, rows: int, place: Place) -> State:
         return self.extent.init(rows, place) | {"counts": jnp.zeros((rows, self.bins * self.growth), jnp.int32)}
 
     def observe(self, x: Array, place: Place) -> State:
         rows = self._by_row(jnp.abs(x) if self.absolute else x)
-        return self.extent.observe(x, place) | {
-            "counts": jax.vmap(self._counts)(rows.reshape(rows.shape[0], -1), place["thresholds"], place["per_bin"])
-        }
+        flat = rows.reshape(rows.shape[0], -1)
+        counts = lax.map(self._counts, (flat, *(place[k] for k in ("thresholds", "per_bin", "divisible"))))
+        return self.extent.observe(x, place) | {"counts": counts}
 
-    def _counts(self, x: Array, thresholds: Array, per_bin: Array) -> Array:
+    def _counts(self, given: tuple[Array, Array, Array, Array]) -> Array:
+        x, thresholds, per_bin, divisible = given
         last = thresholds.size - 2
-        guess = jnp.clip(((x - thresholds[0]) * per_bin).astype(jnp.int32), 0, last)
-        # The division is off by one bin at most; the thresholds decide.
-        index = guess - (x < thresholds[guess]) + ((x >= thresholds[guess + 1]) & (guess < last))
+
+        def divided() -> Array:  # off by one bin at most; the thresholds decide
+            guess = jnp.clip(((x - thresholds[0]) * per_bin).astype(jnp.int32), 0, last)
+            return guess - (x < thresholds[guess]) + ((x >= thresholds[guess + 1]) & (guess < last))
+
+        def searched() -> Array:
+            found = jnp.searchsorted(thresholds, x, side="right").astype(jnp.int32) - 1
+            return jnp.where(x == thresholds[-1], last, jnp.minimum(found, last))
+
+        index = lax.cond(divisible, divided, searched)
         inside = (x >= thresholds[0]) & (x <= thresholds[-1])
         return jnp.zeros(last + 1, jnp.int32).at[jnp.where(inside, index, last + 1)].add(1, mode="drop")
 
@@ -340,6 +357,13 @@ class HistogramObserver(Observer):
         added = self.bins * (more.growth // 2) - margin
         counts = np.pad(state["counts"], ((0, 0), (added, added)))
         return more, more.place(inner[:, 0], inner[:, -1]), {**state, "counts": counts}
+
+
+def wide(state: State) -> State:
+    """A state as the host adds it up: in 64 bits."""
+    return {
+        k: np.asarray(v, np.int64 if jnp.issubdtype(v.dtype, jnp.integer) else np.float64) for k, v in state.items()
+    }
 
 
 def _on_host(state: State) -> bool:

@@ -24,7 +24,7 @@ from jq.errors import DataError, ModelError
 from jq.formats import Integer
 from jq.graph import Graph
 from jq.numerics import inverse_power, power_of_two
-from jq.observers import CANDIDATES, Histogram, base_exponent
+from jq.observers import CANDIDATES, Histogram, base_exponent, table_exponents
 from jq.plan import QParams
 from jq.registry import lookup
 from jq.stats import Stats
@@ -113,7 +113,7 @@ def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
 
 def _histogram_exponent(histogram: Histogram, low: float, high: float, grid: Integer) -> int:
     """Quark's MinMSE on a histogram: bin centres in float32, sums in float64."""
-    exponents = base_exponent(low, high, grid) + 1 - np.arange(CANDIDATES)
+    exponents = table_exponents(base_exponent(low, high, grid) + 1, CANDIDATES)
     centres = ((histogram.edges[:-1] + histogram.edges[1:]) / 2).astype(np.float32)
     scale = power_of_two(exponents)[:, None]
     coded = np.clip(np.rint(centres / scale), grid.qmin - grid.middle, grid.qmax - grid.middle) * scale
@@ -139,13 +139,15 @@ def weight_qparams(
     grid = config.weight_grid
     if config.weight_method == "minmse":
         exponents = minmse_exponents(list(arrays.values()), grid)
-        return {k: QParams(power_of_two(e), np.int32(0), grid) for k, e in zip(arrays, exponents, strict=True)}
+        return {
+            k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in zip(arrays, exponents, strict=True)
+        }
     axes = channel_axes(graph) if config.per_channel else {}
     found = {}
     for name, array in arrays.items():
         low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=True)
         if config.scale == "power_of_two":
-            found[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(0), grid)
+            found[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
             continue
         scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=True)
         found[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
@@ -175,8 +177,10 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
     >>> minmse_exponents([np.array([0.5, -1.0], np.float32), np.array([100.0], np.float32)], INT8.narrow)
     array([-6,  1], dtype=int32)
     """
+    if not arrays:
+        return np.zeros(0, np.int32)
     reach = np.array([np.abs(a).max(initial=0) for a in arrays])
-    exponents = base_exponent(-reach, reach, grid)[:, None] + 1 - np.arange(CANDIDATES, dtype=np.int32)
+    exponents = table_exponents(base_exponent(-reach, reach, grid)[:, None] + 1, CANDIDATES).astype(np.int32)
     counts = [math.ceil(a.size / _ROW) for a in arrays]
     rows = np.zeros((math.ceil(max(1, sum(counts)) / _ROWS) * _ROWS, _ROW), np.float32)
     owner = np.zeros(len(rows), np.int64)
@@ -204,7 +208,7 @@ def _row_errors(rows: jax.Array, exponents: jax.Array, grid: Integer) -> jax.Arr
 
         def step(sums: jax.Array, piece: jax.Array) -> tuple[jax.Array, None]:
             scaled = piece[:, None] * inverse
-            kept = jnp.clip(scaled, grid.qmin, grid.qmax)
+            kept = jnp.clip(scaled, grid.qmin - grid.middle, grid.qmax - grid.middle)
             return sums + jnp.square(scaled - lax.round(kept, lax.RoundingMethod.TO_NEAREST_EVEN)), None
 
         pieces = values.reshape(_ROWS, -1, 128).swapaxes(0, 1)

@@ -27,6 +27,8 @@ from jq.observers import (
     Place,
     State,
     base_exponent,
+    table_exponents,
+    wide,
 )
 
 _VERSION = 1
@@ -90,10 +92,9 @@ class Stats:
         observer = self.observers.get("histogram")
         if not isinstance(observer, HistogramObserver):
             raise DataError(f"statistics of method {self.config.method!r} hold no histograms")
-        where = self._offsets[tensor]["histogram"]
+        state, where = self.rows(tensor, "histogram"), self._offsets[tensor]["histogram"]
         place = {k: v[where][0] for k, v in self.places["histogram"].items()}
-        state = {k: v[where][0] for k, v in self.states["histogram"].items()}
-        return observer.finish(state, place)
+        return observer.finish({k: v[0] for k, v in state.items()}, place)
 
     def errors(self, tensor: str) -> dict[str, np.ndarray]:
         """Summed squared error of quantizing a tensor at each candidate exponent, coarsest first.
@@ -111,7 +112,7 @@ class Stats:
         if not isinstance(observer, ErrorTable):
             raise DataError(f"statistics of method {self.config.method!r} hold no table of errors")
         state, where = self.rows(tensor, "errors"), self._offsets[tensor]["errors"]
-        exponent = self.places["errors"]["coarsest"][where][0] - np.arange(observer.candidates)
+        exponent = table_exponents(self.places["errors"]["coarsest"][where][0], observer.candidates)
         total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (state["total"][0], state["clipped"][0]))
         return {"exponent": exponent, "total": total, "clipped": clipped}
 
@@ -123,9 +124,9 @@ class Stats:
         what rounding alone costs at the coarsest that is there exceeds the least: grids of powers of two
         are nested, and where nothing is clipped, no coarser one is nearer to any value.
         """
-        observer, table = self.observers["errors"], self.errors(tensor)
+        table, observer = self.errors(tensor), self.observers["errors"]
         assert isinstance(observer, ErrorTable)
-        wanted = int(base_exponent(*self.range(tensor), observer.grid)) + 1 - np.arange(CANDIDATES)
+        wanted = table_exponents(base_exponent(*self.range(tensor), observer.grid) + 1, CANDIDATES)
         there = np.isin(table["exponent"], wanted)
         if not there.any() or wanted[-1] < table["exponent"][-1]:
             return None
@@ -140,15 +141,42 @@ class Stats:
 
         Candidates and bins must lie in the same places: calibrate the second run with `like=` the first.
         """
-        if self.config != other.config or self.tensors != other.tensors or self.observers != other.observers:
+        if (
+            self.config != other.config
+            or self.tensors != other.tensors
+            or self.observers.keys() != other.observers.keys()
+        ):
             raise DataError("statistics of different models or configs do not merge")
-        if any(not np.array_equal(v, other.places[o][k]) for o, place in self.places.items() for k, v in place.items()):
+        for name in self.observers:
+            self, other = self._grown_like(other, name), other._grown_like(self, name)
+        if self.observers != other.observers or any(
+            not np.array_equal(v, other.places[o][k]) for o, place in self.places.items() for k, v in place.items()
+        ):
             raise DataError(
                 "the candidates or bins of these statistics lie in different places; "
                 "calibrate the second run with like= the first"
             )
         states = {name: o.merge(self.states[name], other.states[name]) for name, o in self.observers.items()}
         return dataclasses.replace(self, states=states, feeds=self.feeds + other.feeds)
+
+    def _grown_like(self, other: Stats, name: str) -> Stats:
+        """With as many bins in a histogram as the other has, if that has more."""
+        mine, theirs = self.observers[name], other.observers[name]
+        if not isinstance(mine, HistogramObserver) or not isinstance(theirs, HistogramObserver):
+            return self
+        return self if mine.growth >= theirs.growth else self.grown(name)._grown_like(other, name)
+
+    def grown(self, name: str) -> Stats:
+        """With room for twice as many bins on both sides of a histogram."""
+        observer = self.observers[name]
+        assert isinstance(observer, HistogramObserver)
+        more, place, state = observer.grown(self.places[name], self.states[name])
+        return dataclasses.replace(
+            self,
+            observers={**self.observers, name: more},
+            places={**self.places, name: place},
+            states={**self.states, name: state},
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all."""
@@ -201,22 +229,29 @@ def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
         config, tensors, feeds = QuantConfig.from_dict(header["config"]), header["tensors"], int(header["feeds"])
         stats = Stats(config, tensors, observers, found["place"], found["state"], feeds)
         _check(stats)
+        extra = header["extra"]
     except Error:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # safetensors and json raise several kinds on damaged files
         raise DataError(f"{path} holds no statistics that jq wrote: {error}") from error
-    return stats, header["extra"]
+    return stats, extra
 
 
 def _check(stats: Stats) -> None:
+    """Whether states and places have the shapes and types that their observers give them."""
     for name, observer in stats.observers.items():
         rows = sum(counts[name] for counts in stats.tensors.values())
-        expected = observer.init(rows, stats.places[name])
-        shapes = {k: np.shape(v) for k, v in stats.states[name].items()}
-        if shapes != {k: np.shape(v) for k, v in expected.items()}:
-            raise DataError(f"the state of observer {name!r} has the shapes {shapes}; {rows} rows were expected")
+        place = {} if observer.extent is None else observer.place(np.zeros(rows), np.ones(rows))
+        state = wide(observer.init(rows, place))
+        for found, expected in ((stats.places[name], place), (stats.states[name], state)):
+            if _types(found) != _types(expected):
+                raise DataError(f"observer {name!r} of {rows} rows has {_types(found)}; expected {_types(expected)}")
+
+
+def _types(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {k: f"{v.dtype}{list(v.shape)}" for k, v in sorted(arrays.items())}
 
 
 def _described(observer: Observer) -> dict[str, Any]:
