@@ -14,6 +14,7 @@ second pass, from the range that is then known: the result is exact either way.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -30,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jq import stats as saved
@@ -57,6 +59,7 @@ from jq.trace import AnyOrder, trace
 States = dict[str, State]
 
 _FIRST = 32  # samples that the error table's candidates are chosen from
+_MOST_BINS = 1 << 18  # of a histogram that grows: all tensors' do, as one array holds them
 _ROOM = 1  # octaves that values may grow beyond the first batch before the table is made anew
 _ROOM_ONCE = 11  # the same where data cannot be read again
 
@@ -237,7 +240,7 @@ class _Step:
     def _program(self) -> tuple[Any, ...]:
         """What the compiled program hangs on, so that the next calibration of the same graph finds it."""
         tensors = tuple((name, tuple(rows.items())) for name, rows in self.tensors.items())
-        known = tuple((name, value.tobytes()) for name, value in self.known.items())
+        known = tuple((name, str(value.dtype), value.shape, value.tobytes()) for name, value in self.known.items())
         return self.graph, tuple(self.observers.items()), tensors, known, self.mesh
 
     def _share(self, params: Any, inputs: Any, valid: jax.Array, places: Mapping[str, Place]) -> States:
@@ -280,7 +283,7 @@ class _Step:
         return trace(self.graph, taps={name: tap(rows) for name, rows in self.tensors.items()})
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def _compiled(step: _Step) -> Callable[..., Any]:
     whole, split = PartitionSpec(), PartitionSpec(step.mesh.axis_names[0])
     spread = jax.shard_map(
@@ -314,7 +317,7 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
     states: States = {name: wide(o.init(step.count(name), {})) for name, o in extents.items()}
     for batch in looked:
         valid = batch.valid & (np.arange(batch.valid.size) < count - batch.start)
-        used = _multiple(int(valid.sum()), step.mesh)  # what is not looked at is not computed
+        used = _multiple(min(count - batch.start, step.size), step.mesh)  # what is not looked at is not computed
         batch = Batch({k: v[:used] for k, v in batch.inputs.items()}, valid[:used], batch.start)
         seen = _fetched(finder(batch, none))
         _check_finite(finder, seen, batch)
@@ -345,8 +348,16 @@ def _added(step: _Step, stats: Stats, used: _Step, batch: Batch, result: Any) ->
     for name, observer in step.observers.items():
         if isinstance(observer, HistogramObserver):
             low, high = seen[name]["low"], seen[name]["high"]
-            if not observer.covers(stats.places[name], low, high).all():
-                stats = stats.grown(name)
+            covered = observer.covers(stats.places[name], low, high)
+            if not covered.all():
+                growth = observer.growth_for(stats.places[name], low, high)
+                if observer.bins * growth > _MOST_BINS:
+                    owner = _owner(step, name, int(covered.argmin()))
+                    raise DataError(
+                        f"tensor {owner!r} outgrew the range of the first data so far that its histogram would need "
+                        f"{observer.bins * growth:,} bins; let typical data come first, or take another method"
+                    )
+                stats = stats.grown(name, growth)
                 step = dataclasses.replace(step, observers=stats.observers)
                 return _added(step, stats, step, batch, step(batch, stats.places))
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
@@ -377,36 +388,49 @@ def _check_finite(step: _Step, seen: States, batch: Batch) -> None:
         }
         for kind, rows in found.items():
             if rows.any():
-                owners = np.repeat(np.array(list(step.tensors), object), [r[name] for r in step.tensors.values()])
                 last = batch.start + int(batch.valid.sum()) - 1
                 raise DataError(
-                    f"tensor {owners[int(rows.argmax())]!r} has {kind} in samples {batch.start} to {last}: "
+                    f"tensor {_owner(step, name, int(rows.argmax()))!r} has {kind} in samples {batch.start} to {last}: "
                     "the model overflows on them, or they are damaged"
                 )
 
 
+def _owner(step: _Step, observer: str, row: int) -> str:
+    """The tensor that a row of an observer's state belongs to."""
+    ends = list(itertools.accumulate(rows[observer] for rows in step.tensors.values()))
+    return list(step.tensors)[bisect.bisect_right(ends, row)]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Keeper:
-    """Statistics on disk while a run goes on, if asked for, with what they are of."""
+    """Statistics on disk while a run goes on, if asked for, with what they are of.
+
+    Where several processes make one run, the first decides and writes, on storage that all of them read.
+    """
 
     path: Path | None
     identity: str
+    shared: bool
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | None, step: _Step, source: Source) -> _Keeper:
         """The keeper of this run; without a path it does nothing."""
         if path is None:
-            return cls(None, "")
+            return cls(None, "", False)
         digest = hashlib.sha256(fingerprint(source).encode())
         for part in (step.observers, step.tensors, step.size, jax.__version__, step.graph.nodes, step.graph.constants):
             digest.update(repr(part).encode())
         for name, array in step.graph.params.items():
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        return cls(Path(path), digest.hexdigest())
+        shared = len({device.process_index for device in step.mesh.devices.flat}) > 1
+        return cls(Path(path), digest.hexdigest(), shared)
 
     def resume(self) -> Stats | None:
         """What an earlier run of the same left, if there is any."""
-        if self.path is None or not self.path.exists():
+        found = self.path is not None and self.path.exists()
+        if self.shared:
+            found = bool(multihost_utils.broadcast_one_to_all(np.int32(found)))
+        if self.path is None or not found:
             return None
         stats, extra = saved.read(self.path)
         if extra.get("identity") != self.identity:
@@ -422,6 +446,8 @@ class _Keeper:
         """Remove the file: the run has ended."""
         if self.path is not None and jax.process_index() == 0:
             self.path.unlink(missing_ok=True)
+        if self.shared:
+            multihost_utils.sync_global_devices("jq.calibrate has ended")
 
 
 @contextlib.contextmanager

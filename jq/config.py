@@ -137,8 +137,8 @@ def _check(name: str, value: Any) -> None:
         expected = "a whole number" if _NUMBERS[name] is int else "a number"
     elif name in _SWITCHES and not isinstance(value, bool):
         expected = "True or False"
-    elif name in ("activation", "weight") and not isinstance(value, Integer):
-        expected = "a format such as jq.formats.INT8"
+    elif name in ("activation", "weight") and not (isinstance(value, Integer) and value == integer(value.name)):
+        expected = "a format such as jq.formats.INT8; symmetry narrows it"
     elif name == "moving_average" and not (value is None or _is_number(value, float)):
         expected = "None or a number"
     elif name == "percentiles" and not (

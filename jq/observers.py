@@ -349,9 +349,17 @@ class HistogramObserver(Observer):
             counts[end - 1] += counts[end]  # values on the last edge
         return Histogram(counts[start:end], edges[start : end + 1])
 
-    def grown(self, place: Place, state: State) -> tuple[HistogramObserver, Place, State]:
-        """The same counts with room for twice as many bins on each side."""
-        more = dataclasses.replace(self, growth=2 * self.growth + 1)
+    def growth_for(self, place: Place, low: Array, high: Array) -> int:
+        """The growth at which a range has bins, with room to spare."""
+        edges = place["edges"]
+        width = (edges[:, -1] - edges[:, 0]) / (self.bins * self.growth)
+        below, above = edges[:, 0] - low, high - edges[:, -1]
+        over = np.maximum(np.where(self.absolute, 0, below), above) / width
+        return self.growth + 2 * math.ceil(2 * max(0, over[low <= high].max(initial=0)) / self.bins)
+
+    def grown(self, place: Place, state: State, growth: int) -> tuple[HistogramObserver, Place, State]:
+        """The same counts with room for more bins on each side."""
+        more = dataclasses.replace(self, growth=growth)
         margin = self.bins * (self.growth // 2)
         inner = place["edges"][:, margin : margin + self.bins + 1]
         added = self.bins * (more.growth // 2) - margin

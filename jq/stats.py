@@ -164,13 +164,13 @@ class Stats:
         mine, theirs = self.observers[name], other.observers[name]
         if not isinstance(mine, HistogramObserver) or not isinstance(theirs, HistogramObserver):
             return self
-        return self if mine.growth >= theirs.growth else self.grown(name)._grown_like(other, name)
+        return self if mine.growth >= theirs.growth else self.grown(name, theirs.growth)
 
-    def grown(self, name: str) -> Stats:
-        """With room for twice as many bins on both sides of a histogram."""
+    def grown(self, name: str, growth: int) -> Stats:
+        """With room for more bins on both sides of a histogram."""
         observer = self.observers[name]
         assert isinstance(observer, HistogramObserver)
-        more, place, state = observer.grown(self.places[name], self.states[name])
+        more, place, state = observer.grown(self.places[name], self.states[name], growth)
         return dataclasses.replace(
             self,
             observers={**self.observers, name: more},

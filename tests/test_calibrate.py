@@ -458,6 +458,15 @@ class TestGrowth:
         assert grown.rows("x", "moments")["count"] == x.size
 
 
+def test_histograms_that_would_grow_without_end(line, samples):
+    """A first sample of next to nothing: bins enough for the others, or an error that names the tensor."""
+    config = QuantConfig(method="minmse_hist", batch=8)
+    grown = jq.calibrate(line, np.concatenate([samples[:1] / 20, samples]), config)
+    assert grown.histogram("x").counts.sum() == 49 * 8
+    with pytest.raises(jq.DataError, match=r"tensor 'x' outgrew .* bins"):
+        jq.calibrate(line, np.concatenate([samples[:1] / 1e4, samples]), config)
+
+
 class TestLike:
     @pytest.mark.parametrize("method", ["minmse", "minmse_hist", "nonoverflow"])
     def test_merged_runs_equal_one(self, line, samples, method):

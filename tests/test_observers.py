@@ -314,7 +314,7 @@ def counted(observer, *tensors):
     for x in tensors:
         seen = observed(observer, x, place)
         while not observer.covers(place, seen["low"], seen["high"]).all():
-            observer, place, state = observer.grown(place, state)
+            observer, place, state = observer.grown(place, state, 2 * observer.growth + 1)
             seen = observed(observer, x, place)
         state = observer.merge(state, seen)
     return observer.finish({k: v[0] for k, v in state.items()}, {k: v[0] for k, v in place.items()})
@@ -456,7 +456,7 @@ class TestHistogram:
         state = observed(observer, x, place)
         before = observer.finish({k: v[0] for k, v in state.items()}, {k: v[0] for k, v in place.items()})
         for _ in range(3):
-            observer, place, state = observer.grown(place, state)
+            observer, place, state = observer.grown(place, state, 2 * observer.growth + 1)
             after = observer.finish({k: v[0] for k, v in state.items()}, {k: v[0] for k, v in place.items()})
             np.testing.assert_array_equal(after.counts, before.counts)
             np.testing.assert_array_equal(after.edges, before.edges)
