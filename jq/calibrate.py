@@ -203,11 +203,6 @@ class _Step:
         """Rows of an observer's state."""
         return sum(rows[observer] for rows in self.tensors.values())
 
-    def with_observers(self, observers: Mapping[str, Observer], size: int | None = None) -> _Step:
-        """The same step with other observers."""
-        tensors = {k: {n: rows.get(n, 1) for n in observers} for k, rows in self.tensors.items()}
-        return dataclasses.replace(self, observers=observers, tensors=tensors, size=size or self.size)
-
     def __call__(self, batch: Batch, places: Mapping[str, Place]) -> Any:
         """The batch's states, on their way."""
         for name, value in self.known.items():
@@ -218,7 +213,10 @@ class _Step:
         inputs, valid = jax.tree.map(
             lambda v: jax.make_array_from_callback(v.shape, split, lambda part: v[part]), (inputs, batch.valid)
         )
-        used = {name: {k: _narrow(v) for k, v in place.items() if k != "edges"} for name, place in places.items()}
+        used = {
+            name: {k: _narrow(v) for k, v in place.items() if k not in ("edges", "coarsest")}
+            for name, place in places.items()
+        }
         with _types_of(self._fn):
             return _compiled(self)(self._params, inputs, valid, used)
 
@@ -295,33 +293,35 @@ def _compiled(step: _Step) -> Callable[..., Any]:
 
 
 def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[str, Place], Iterator[Batch]]:
-    """Where candidates and bins lie, and the stream with what was read of it to find that out."""
-    extents = {name: o.extent for name, o in step.observers.items() if o.extent is not None}
-    if not extents:
+    """Where candidates and bins lie, and the stream with what was read of it to find that out.
+
+    The range of the first samples comes from the same compiled step, as it costs less to compute their tables in
+    vain than to compile another program. Bins that are made for all data need only ranges of them, for long.
+    """
+    placed = {name: o.extent for name, o in step.observers.items() if o.extent is not None}
+    if not placed:
         return {name: {} for name in step.observers}, stream
-    finder = step.with_observers(extents)
-    none: dict[str, Place] = {name: {} for name in extents}
     bins = [o for o in step.observers.values() if isinstance(o, HistogramObserver)]
     looked: Iterable[Batch]
-    if any(o.growth == 1 for o in bins):  # the bins are made for all data
+    if any(o.growth == 1 for o in bins):
         if not source.again:
             raise DataError(
                 "this method reads the data twice, first for the range of its histograms: give a list, arrays or a "
                 "reader with rewind(), or set histogram_range='first'"
             )
+        finder = dataclasses.replace(step, observers=placed)
         count, looked = sys.maxsize, batches(source, step.size)
     else:
-        count = source.first if bins else _FIRST
+        finder, count = step, source.first if bins else _FIRST
         kept = list(itertools.islice(stream, -(-count // step.size)))
         looked, stream = kept, itertools.chain(kept, stream)
-    states: States = {name: wide(o.init(step.count(name), {})) for name, o in extents.items()}
+    anywhere = {n: o.place(np.zeros(step.count(n)), np.ones(step.count(n))) for n, o in finder.observers.items()}
+    states = {name: wide(o.init(step.count(name), {})) for name, o in placed.items()}
     for batch in looked:
-        valid = batch.valid & (np.arange(batch.valid.size) < count - batch.start)
-        used = _multiple(min(count - batch.start, step.size), step.mesh)  # what is not looked at is not computed
-        batch = Batch({k: v[:used] for k, v in batch.inputs.items()}, valid[:used], batch.start)
-        seen = _fetched(finder(batch, none))
+        batch = dataclasses.replace(batch, valid=batch.valid & (np.arange(batch.valid.size) < count - batch.start))
+        seen = _fetched(finder(batch, anywhere))
         _check_finite(finder, seen, batch)
-        states = {name: o.merge(states[name], seen[name]) for name, o in extents.items()}
+        states = {name: o.merge(states[name], seen[name]) for name, o in placed.items()}
     places: dict[str, Place] = {name: _placed(o, states.get(name, {})) for name, o in step.observers.items()}
     return places, stream
 
@@ -329,21 +329,17 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
 def _accumulate(
     step: _Step, stats: Stats, stream: Iterable[Batch], keeper: _Keeper, progress: Callable[[int], None]
 ) -> Stats:
-    """The statistics with all of the stream added; while the host adds one batch, the next one is computed."""
-    waiting: tuple[_Step, Batch, Any] | None = None
-    for batch in itertools.chain(stream, [None]):
-        ahead = None if batch is None else (step, batch, step(batch, stats.places))
-        if waiting is not None:
-            step, stats = _added(step, stats, *waiting)
-            keeper.keep(stats)
-            progress(int(waiting[1].valid.sum()))
-        waiting = ahead
+    """The statistics with all of the stream added."""
+    for batch in stream:
+        step, stats = _added(step, stats, batch)
+        keeper.keep(stats)
+        progress(int(batch.valid.sum()))
     return stats
 
 
-def _added(step: _Step, stats: Stats, used: _Step, batch: Batch, result: Any) -> tuple[_Step, Stats]:
+def _added(step: _Step, stats: Stats, batch: Batch) -> tuple[_Step, Stats]:
     """The statistics with a batch added, and the step to go on with: one with more bins where they were outgrown."""
-    seen = _fetched(result if used is step else step(batch, stats.places))
+    seen = _fetched(step(batch, stats.places))
     _check_finite(step, seen, batch)
     for name, observer in step.observers.items():
         if isinstance(observer, HistogramObserver):
@@ -359,7 +355,7 @@ def _added(step: _Step, stats: Stats, used: _Step, batch: Batch, result: Any) ->
                     )
                 stats = stats.grown(name, growth)
                 step = dataclasses.replace(step, observers=stats.observers)
-                return _added(step, stats, step, batch, step(batch, stats.places))
+                return _added(step, stats, batch)
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
     return step, dataclasses.replace(stats, states=states, feeds=stats.feeds + int(batch.valid.sum()))
 
@@ -381,7 +377,7 @@ def _check_finite(step: _Step, seen: States, batch: Batch) -> None:
     """
     for name, state in seen.items():
         found = {
-            "NaN": np.isnan(np.asarray(state.get("power", state.get("total", 0.0)))),
+            "NaN": np.isnan(state["sums"][:, -1] if "sums" in state else state.get("total", np.zeros(1))),
             "Inf": (np.isinf(state["low"]) | np.isinf(state["high"])) & (state["low"] <= state["high"])
             if {"low", "high"} <= state.keys()
             else np.zeros(1, bool),

@@ -49,7 +49,7 @@ class QuantConfig:
     error_parts: bool = False  # of minmse: keep what clipping causes at all candidates, at twice the cost
     moving_average: float | None = None  # weight of a new sample in an average of minima and maxima
 
-    batch: int = 32  # samples per step
+    batch: int = 8  # samples per step
     seed: int = 0  # of random calibration data
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     return _from_items(lambda: iter(data), inputs, True, length)
 
 
-def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 2) -> Generator[Batch, None, None]:
+def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> Generator[Batch, None, None]:
     """Return the feeds in batches of `size`, without the first `skip`; a thread reads up to `prefetch` ahead.
 
     A batch that ends early, because the data end or the shapes change, is filled up with its last feed.

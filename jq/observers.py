@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jq.formats import Integer
-from jq.numerics import FINEST, exponent_of, inverse_power
+from jq.numerics import FINEST, exponent_of, power_of_two
 
 Array = Any
 State = dict[str, Array]
@@ -177,11 +177,15 @@ def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorTable(Observer):
-    """Squared quantization error at each of several candidate exponents, and the power of the signal.
+    """Squared quantization error at each of several candidate exponents, the power of the signal, and the range.
 
-    Column k of `total` is for the exponent place["coarsest"] - k, in units of that squared scale. `clipped`
-    is the part of it that saturation causes, for the first `parts` candidates; what rounding causes is the
-    difference. `power`, the sum of squares, is in units of the coarsest squared scale. With the range.
+    Candidate k is the exponent place["coarsest"] - k. The sums are columns of one array with one formula,
+
+        sum of (x * inverse - rint(clip(x * inverse, least, most)))**2,
+
+    because one kernel call per piece of a tensor is what a small tensor costs: the whole error of each
+    candidate; the part of it that saturation causes for the first `parts` of them, which is the error on a
+    much finer grid with the candidate's own bounds; and the power, the error of clipping all to zero.
     """
 
     grid: Integer = dataclasses.field(kw_only=True)
@@ -194,36 +198,37 @@ class ErrorTable(Observer):
 
     def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
         """Candidates for values that begin in a range, with room to grow above what MinMSE compares for it."""
-        room = self.candidates - CANDIDATES
-        return {"coarsest": base_exponent(low, high, self.grid) + 1 + room}
+        return self.place_at(np.atleast_1d(base_exponent(low, high, self.grid) + 1 + self.candidates - CANDIDATES))
+
+    def place_at(self, coarsest: np.ndarray) -> dict[str, np.ndarray]:
+        """Candidates from an exponent down, and the columns that follow from them."""
+        exponents = table_exponents(coarsest[:, None], self.candidates)
+        finer = np.maximum(exponents[:, : self.parts] - _FINER, FINEST)
+        columns = np.concatenate([exponents, finer, exponents[:, :1]], 1)
+        reach = np.concatenate([np.zeros_like(exponents), exponents[:, : self.parts] - finer], 1)
+        least, most = (
+            np.pad(np.ldexp(np.float32(q - self.grid.middle), reach), ((0, 0), (0, 1)))
+            for q in (self.grid.qmin, self.grid.qmax)
+        )
+        return {"coarsest": coarsest, "inverse": power_of_two(-columns), "least": least, "most": most}
 
     def init(self, rows: int, place: Place) -> State:
-        shapes = {"total": (rows, self.candidates), "clipped": (rows, self.parts), "power": (rows,)}
-        return self.extent.init(rows, place) | {k: jnp.zeros(shape) for k, shape in shapes.items()}
+        return self.extent.init(rows, place) | {"sums": jnp.zeros((rows, self.candidates + self.parts + 1))}
 
     def observe(self, x: Array, place: Place) -> State:
         """Accumulate elementwise over pieces of the tensor, and reduce last.
 
         A reduction of each candidate's errors costs ten times as much: XLA does not vectorize a clip inside
-        one. All sums are rows of one array with one formula, because one kernel call per piece is what a
-        small tensor costs: an error that is all clipping is one on a much finer grid with the bounds of
-        this one, and the power is the error of clipping all to zero. The slice is of the flat tensor
-        because XLA divides indices to slice a reshaped one, and the reshape stands inside the loop because
-        it would be fused with what computes the tensor.
+        one. The slice is of the flat tensor because XLA divides indices to slice a reshaped one, and the
+        reshape stands inside the loop because it would be fused with what computes the tensor.
         """
         if not x.size:
             return self.init(1, place)
-        exponents = table_exponents(place["coarsest"][0], self.candidates)
-        finer = jnp.maximum(exponents[: self.parts] - _FINER, FINEST)
-        widened = inverse_power(finer - exponents[: self.parts])
-        bounds = jnp.array([self.grid.qmin, self.grid.qmax], jnp.float32)[:, None] - self.grid.middle
-        of_total, of_power = jnp.repeat(bounds, self.candidates, 1), jnp.zeros((2, 1))
-        low, high = jnp.concatenate([of_total, bounds * widened, of_power], 1)[:, :, None]
-        inverse = inverse_power(jnp.concatenate([exponents, finer, exponents[:1]]))[:, None]
+        inverse, least, most = (place[k][0, :, None] for k in ("inverse", "least", "most"))
 
         def errors(piece: Array) -> Array:
             scaled = piece * inverse
-            return jnp.square(scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN))
+            return jnp.square(scaled - lax.round(jnp.clip(scaled, least, most), lax.RoundingMethod.TO_NEAREST_EVEN))
 
         def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
             piece = lax.dynamic_slice(x.reshape(-1), (index * length,), (length,))
@@ -233,26 +238,26 @@ class ErrorTable(Observer):
         length = _piece(x.size)
         none = jnp.zeros((inverse.size, length)), jnp.full((2, length), -jnp.inf)
         (sums, reach), _ = lax.scan(step, none, jnp.arange(x.size // length))
-        rest = x.reshape(-1)[x.size // length * length :]
-        sums = sums.sum(1) + errors(rest).sum(1)
-        below, above = jnp.maximum(reach.max(1), (rest * signs).max(1, initial=-jnp.inf))
-        total, clipped, power = jnp.split(sums, [self.candidates, self.candidates + self.parts])
-        return {
-            "low": -below[None],
-            "high": above[None],
-            "total": total[None],
-            "clipped": (clipped / widened**2)[None],
-            "power": power,
-        }
+        sums, reach = sums.sum(1), reach.max(1)
+        if x.size % length:
+            rest = x.reshape(-1)[x.size // length * length :]
+            sums, reach = sums + errors(rest).sum(1), jnp.maximum(reach, (rest * signs).max(1))
+        return {"low": -reach[:1], "high": reach[1:], "sums": sums[None]}
 
     def merge(self, a: State, b: State) -> State:
-        return self.extent.merge(a, b) | {k: a[k] + b[k] for k in ("total", "clipped", "power")}
+        return self.extent.merge(a, b) | {"sums": a["sums"] + b["sums"]}
+
+    def finish(self, state: State, place: Place) -> dict[str, np.ndarray]:
+        """By row: the exponents, and in units of their squared scales `total`, `clipped`, and of the first `power`."""
+        exponents = table_exponents(place["coarsest"][:, None], self.candidates)
+        total, clipped, power = np.split(state["sums"], [self.candidates, self.candidates + self.parts], 1)
+        widened = place["most"][:, self.candidates : -1] / np.float32(self.grid.qmax - self.grid.middle)
+        return {"exponent": exponents, "total": total, "clipped": clipped / widened**2, "power": power[:, 0]}
 
 
-def table_exponents(coarsest: Array, candidates: int) -> Array:
+def table_exponents(coarsest: np.ndarray, candidates: int) -> np.ndarray:
     """The exponents of a table's columns; candidates below `FINEST` repeat that one, and so never win."""
-    xp = np if isinstance(coarsest, (int, np.generic, np.ndarray)) else jnp
-    return xp.maximum(coarsest - xp.arange(candidates), FINEST)
+    return np.maximum(coarsest - np.arange(candidates, dtype=np.int32), FINEST)
 
 
 def _piece(size: int) -> int:

@@ -99,22 +99,24 @@ class Stats:
     def errors(self, tensor: str) -> dict[str, np.ndarray]:
         """Summed squared error of quantizing a tensor at each candidate exponent, coarsest first.
 
-        `clipped` is the part that saturation causes, as far as it was kept: see `QuantConfig.error_parts`.
+        `clipped` is the part that saturation causes, as far as it was kept: see `QuantConfig.error_parts`;
+        `power` is what the values' own squares sum up to.
 
         >>> import jq
         >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
         >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:8])
         >>> table = stats.errors("input")
         >>> list(table), int(table["exponent"][table["total"].argmin()])
-        (['exponent', 'total', 'clipped'], -6)
+        (['exponent', 'total', 'clipped', 'power'], -6)
         """
         observer = self.observers.get("errors")
         if not isinstance(observer, ErrorTable):
             raise DataError(f"statistics of method {self.config.method!r} hold no table of errors")
         state, where = self.rows(tensor, "errors"), self._offsets[tensor]["errors"]
-        exponent = table_exponents(self.places["errors"]["coarsest"][where][0], observer.candidates)
-        total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (state["total"][0], state["clipped"][0]))
-        return {"exponent": exponent, "total": total, "clipped": clipped}
+        table = observer.finish(state, {k: v[where] for k, v in self.places["errors"].items()})
+        exponent, power = table["exponent"][0], np.ldexp(table["power"][0], 2 * table["exponent"][0, 0])
+        total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (table["total"][0], table["clipped"][0]))
+        return {"exponent": exponent, "total": total, "clipped": clipped, "power": power}
 
     def best_exponent(self, tensor: str) -> int | None:
         """The exponent of least squared error of Quark's five candidates, of equals the coarsest; None if unknown.

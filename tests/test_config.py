@@ -119,7 +119,7 @@ def test_is_immutable_and_hashable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.method = "minmax"
     assert hash(config) == hash(QuantConfig()) and config == QuantConfig()
-    assert config.replace(batch=4) != config and config.batch == 32
+    assert config.replace(batch=4) != config and config.batch == 8
     with pytest.raises(TypeError):
         presets["mine"] = config
 
