@@ -31,10 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jq import stats as saved
+from jq.checkpoint import Keeper
 from jq.config import QuantConfig, resolve
 from jq.data import Batch, Source, batches, fingerprint, open_source
 from jq.errors import ConfigError, DataError
@@ -93,7 +92,7 @@ def calibrate(
     mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
     wanted = observers_of(config, again=source.again) | dict(observers or {}) if like is None else like.observers
     step = _Step.of(graph, source, wanted, config, mesh)
-    keeper = _Keeper.of(checkpoint, step, source)
+    keeper = Keeper(Path(checkpoint), step.identity(source), step.shared) if checkpoint else Keeper()
     stream: Iterator[Batch]
     with _progress(source) as progress:
         stats = keeper.resume()
@@ -198,6 +197,20 @@ class _Step:
         """Statistics of no data."""
         states = {name: wide(o.init(self.count(name), places[name])) for name, o in self.observers.items()}
         return Stats(config, self.tensors, self.observers, places, states, 0)
+
+    def identity(self, source: Source) -> str:
+        """What a run of this step on these data is known by."""
+        digest = hashlib.sha256(fingerprint(source).encode())
+        for part in (self.observers, self.tensors, self.size, jax.__version__, self.graph.nodes, self.graph.constants):
+            digest.update(repr(part).encode())
+        for name, array in self.graph.params.items():
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes run it together."""
+        return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     def count(self, observer: str) -> int:
         """Rows of an observer's state."""
@@ -327,7 +340,7 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
 
 
 def _accumulate(
-    step: _Step, stats: Stats, stream: Iterable[Batch], keeper: _Keeper, progress: Callable[[int], None]
+    step: _Step, stats: Stats, stream: Iterable[Batch], keeper: Keeper, progress: Callable[[int], None]
 ) -> Stats:
     """The statistics with all of the stream added."""
     for batch in stream:
@@ -395,55 +408,6 @@ def _owner(step: _Step, observer: str, row: int) -> str:
     """The tensor that a row of an observer's state belongs to."""
     ends = list(itertools.accumulate(rows[observer] for rows in step.tensors.values()))
     return list(step.tensors)[bisect.bisect_right(ends, row)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Keeper:
-    """Statistics on disk while a run goes on, if asked for, with what they are of.
-
-    Where several processes make one run, the first decides and writes, on storage that all of them read.
-    """
-
-    path: Path | None
-    identity: str
-    shared: bool
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str] | None, step: _Step, source: Source) -> _Keeper:
-        """The keeper of this run; without a path it does nothing."""
-        if path is None:
-            return cls(None, "", False)
-        digest = hashlib.sha256(fingerprint(source).encode())
-        for part in (step.observers, step.tensors, step.size, jax.__version__, step.graph.nodes, step.graph.constants):
-            digest.update(repr(part).encode())
-        for name, array in step.graph.params.items():
-            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        shared = len({device.process_index for device in step.mesh.devices.flat}) > 1
-        return cls(Path(path), digest.hexdigest(), shared)
-
-    def resume(self) -> Stats | None:
-        """What an earlier run of the same left, if there is any."""
-        found = self.path is not None and self.path.exists()
-        if self.shared:
-            found = bool(multihost_utils.broadcast_one_to_all(np.int32(found)))
-        if self.path is None or not found:
-            return None
-        stats, extra = saved.read(self.path)
-        if extra.get("identity") != self.identity:
-            raise DataError(f"{self.path} is of another model, config or data; remove it, or choose another checkpoint")
-        return stats
-
-    def keep(self, stats: Stats) -> None:
-        """Write the statistics so far, which all processes have."""
-        if self.path is not None and jax.process_index() == 0:
-            saved.write(self.path, stats, {"identity": self.identity})
-
-    def forget(self) -> None:
-        """Remove the file: the run has ended."""
-        if self.path is not None and jax.process_index() == 0:
-            self.path.unlink(missing_ok=True)
-        if self.shared:
-            multihost_utils.sync_global_devices("jq.calibrate has ended")
 
 
 @contextlib.contextmanager
