@@ -7,7 +7,7 @@ a short last one is masked. Devices take shares of the batch, and their states m
 adds the steps up in 64 bits.
 
 What an observer must know beforehand, where the candidates of the error table or the bins of a histogram
-lie, comes from the first data. If later data outgrow it, bins are added and that batch is read again, or
+lie, comes from the first data. If later data outgrow it, bins are added and that batch is computed again, or
 the table, of which six candidates serve where sixteen would be needed without looking, is made anew in a
 second pass, from the range that is then known: the result is exact either way.
 """
@@ -108,8 +108,8 @@ def calibrate(
         outgrown = _outgrown(stats) if like is None else []  # what matters then is the merged statistics
         if outgrown and not source.again:
             raise DataError(
-                f"tensor {outgrown[0]!r} grew {1 << _ROOM_ONCE} times beyond the first data, more than can be followed "
-                "in data that are read once; give a list, arrays or a reader with rewind()"
+                f"tensor {outgrown[0]!r} left the exponents that the first {_FIRST} samples put in question, and the data "
+                "cannot be read again; give a list, arrays or a reader with rewind()"
             )
         if outgrown:  # the range is known now, so that this pass is the last
             places = {name: _placed(o, stats.states[name]) for name, o in stats.observers.items()}
@@ -309,7 +309,7 @@ def _places(step: _Step, source: Source, stream: Iterator[Batch]) -> tuple[dict[
     """Where candidates and bins lie, and the stream with what was read of it to find that out.
 
     The range of the first samples comes from the same compiled step, as it costs less to compute their tables in
-    vain than to compile another program. Bins that are made for all data need only ranges of them, for long.
+    vain than to compile another program. Where bins are made for all data, a program of ranges alone reads them.
     """
     placed = {name: o.extent for name, o in step.observers.items() if o.extent is not None}
     if not placed:
