@@ -5,13 +5,16 @@ from jq.batch import chunked
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
+from jq.fake import FakeQuant, fake_quant
 from jq.graph import Graph, Node, Value
 from jq.inspect import inspect
 from jq.layout import pack
+from jq.lint import Finding, lint
 from jq.onnx_read import load
 from jq.onnx_write import save, to_model
-from jq.passes import prepare
-from jq.plan import QParams
+from jq.plan import Plan, QParams
+from jq.planning import make_plan
+from jq.prepare import prepare
 from jq.search import activation_qparams, activation_ranges, weight_qparams
 from jq.stats import Stats
 from jq.trace import Traced, trace
@@ -22,9 +25,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Error",
+    "FakeQuant",
+    "Finding",
     "Graph",
     "ModelError",
     "Node",
+    "Plan",
     "QParams",
     "QuantConfig",
     "Stats",
@@ -35,8 +41,11 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "fake_quant",
     "inspect",
+    "lint",
     "load",
+    "make_plan",
     "pack",
     "prepare",
     "presets",

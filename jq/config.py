@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from jq.errors import ConfigError, suggest
-from jq.formats import INT8, UINT8, Integer, integer
+from jq.formats import (
+    BFLOAT16,
+    BFP16,
+    FLOAT16,
+    INT8,
+    INT16,
+    MX4,
+    MX6,
+    MX9,
+    MXFP4E2M1,
+    MXFP6E2M3,
+    MXFP6E3M2,
+    MXFP8E4M3,
+    MXFP8E5M2,
+    MXINT8,
+    UINT8,
+    UINT16,
+    Block,
+    Float,
+    Format,
+    Integer,
+    format_named,
+)
+from jq.graph import Node
+from jq.passes.npu import FORMS, STRUCTURE
 from jq.ranges import LAYERWISE_PERCENTS, Metric, WeightMethod
 
 Method = Literal[
@@ -16,6 +42,27 @@ Method = Literal[
 ]
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
+Bias = Literal["weight", "int32", "float"]
+Finetune = Literal["adaround", "adaquant"]
+
+# What Quark quantizes for CNNs: the fewer ones with onnxruntime's own scheme, the more on the NPU.
+CNN_OPS = (
+    "Add", "ArgMax", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "EmbedLayerNormalization", "Gather",
+    "Gelu", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "MatMul",
+    "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Softmax", "Split", "Squeeze", "Tanh",
+    "Transpose", "Unsqueeze", "Where",
+)  # fmt: skip
+NPU_OPS = tuple(sorted((
+    *CNN_OPS, "BatchNormalization", "DepthToSpace", "Div", "Erf", "HardSigmoid", "LpNormalization", "Max", "Min",
+    "PRelu", "ReduceMean", "Slice", "SpaceToDepth", "Sub",
+)))  # fmt: skip
+DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")
+CONSTRAINTS = (
+    "align_concat", "align_pool", "align_pad", "align_slice", "shift_read", "shift_write", "shift_cut", "shift_bias",
+    "hard_sigmoid", "shift_swish",
+)  # fmt: skip
+# What an override of a node may say otherwise.
+LOCAL = ("method", "activation", "symmetric", "weight", "weight_method", "weight_symmetric", "per_channel", "bias")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +79,34 @@ class QuantConfig:
     scale: Scale = "power_of_two"
     method: Method = "minmse"
 
-    activation: Integer = UINT8
-    symmetric: bool = True  # activations; weights always are
-    weight: Integer = INT8
+    activation: Format = UINT8
+    symmetric: bool = True  # activations
+    weight: Format = INT8
+    weight_symmetric: bool = True
     weight_method: Literal["minmse"] | WeightMethod = "minmse"
     per_channel: bool = False  # weights, with float scales
+    bias: Bias = "weight"  # quantized as a weight of its own; at the scale of the products; not at all
+
+    # Which nodes are quantized. Names are node names; exclude and overrides take patterns as of a shell (conv*),
+    # and operator types.
+    op_types: tuple[str, ...] | None = NPU_OPS  # None for all
+    exclude: tuple[str, ...] = ()
+    exclude_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()  # (first nodes, last nodes) of each
+    input_nodes: tuple[str, ...] = ()  # only what follows them, they included
+    output_nodes: tuple[str, ...] = ()  # only what leads to them, they included
+    overrides: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()  # {node or type: {option: value}}
+    weights_only: bool = False
+    dynamic: bool = False  # scales of activations come from the data that the model runs on
+    fuse_activations: bool = True  # no rounding between a linear operator and the ReLU that alone reads it
+
+    # What is done to the graph: rewrites before calibration, forms after it (`jq.passes.npu`); cross-layer
+    # equalization; and the NPU's position constraints.
+    rewrites: tuple[str, ...] = tuple(STRUCTURE)
+    forms: tuple[str, ...] = tuple(FORMS)
+    cle: bool = True
+    constraints: tuple[str, ...] = CONSTRAINTS
+    strict_quark: bool = False  # every position and code as Quark computes them, its defects included
+    finetune: Finetune | None = None
 
     percentile: float = 99.999
     percentiles: tuple[float, ...] = LAYERWISE_PERCENTS  # that layerwise_percentile chooses from
@@ -53,8 +123,11 @@ class QuantConfig:
     seed: int = 0  # of random calibration data
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", _overrides(self.overrides))
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name))
+        for pattern, options in self.overrides:
+            self._merged(options, f"the override of {pattern!r}: ")
         if self.scale == "float" and self.method in POWER_OF_TWO_METHODS:
             raise ConfigError(
                 f"method {self.method!r} finds powers of two, but scale='float'; take one of "
@@ -64,6 +137,12 @@ class QuantConfig:
             raise ConfigError("per_channel needs scale='float': the NPU has one power of two per tensor")
         if self.scale == "power_of_two" and not self.symmetric:
             raise ConfigError("symmetric=False needs scale='float': power-of-two scales have their zero in the middle")
+        if self.scale == "power_of_two" and not self.weight_symmetric:
+            raise ConfigError("weight_symmetric=False needs scale='float'")
+        if self.scale == "float" and self.constraints:
+            raise ConfigError("constraints are of power-of-two scales; with scale='float' give constraints=()")
+        if self.bias == "int32" and not (isinstance(self.weight, Integer) and isinstance(self.activation, Integer)):
+            raise ConfigError(f"bias='int32' is of integer products, but the weights are {self.weight}")
         if self.scale == "float" and self.weight_method == "minmse":
             raise ConfigError("weight_method 'minmse' finds powers of two, but scale='float'; take minmax, or mse")
         if self.moving_average is not None and not 0 < self.moving_average <= 1:
@@ -79,13 +158,36 @@ class QuantConfig:
 
     @property
     def activation_grid(self) -> Integer:
-        """The codes that activations use."""
-        return self.activation.narrow if self.symmetric else self.activation
+        """The codes that activations use, where they are integers."""
+        return _grid("activation", self.activation, self.symmetric)
 
     @property
     def weight_grid(self) -> Integer:
-        """The codes that weights use."""
-        return self.weight.narrow
+        """The codes that weights use, where they are integers."""
+        return _grid("weight", self.weight, self.weight_symmetric)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether scales of activations come from calibration data."""
+        return isinstance(self.activation, Integer) and not (self.weights_only or self.dynamic)
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  a config is small
+    def of(self, node: Node) -> QuantConfig:
+        """The options of one node: with the overrides of its type, and those of its name after them."""
+        changes: dict[str, Any] = {}
+        for pattern, options in self.overrides:
+            if pattern == node.op_type:
+                changes |= dict(options)
+        for pattern, options in self.overrides:
+            if pattern != node.op_type and fnmatch.fnmatchcase(node.label, pattern):
+                changes |= dict(options)
+        return self._merged(tuple(changes.items()))
+
+    def _merged(self, options: tuple[tuple[str, Any], ...], where: str = "") -> QuantConfig:
+        try:
+            return self.replace(overrides=(), **dict(options))
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from error
 
     def replace(self, **changes: Any) -> QuantConfig:
         """A copy with some options changed; an unknown one is a ConfigError."""
@@ -98,9 +200,10 @@ class QuantConfig:
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON holds them."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {
-            k: v.name if isinstance(v, Integer) else list(v) if isinstance(v, tuple) else v for k, v in values.items()
-        }
+        values["overrides"] = {pattern: dict(options) for pattern, options in self.overrides}
+        found = _plain(values)
+        assert isinstance(found, dict)
+        return found
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> QuantConfig:
@@ -109,35 +212,83 @@ class QuantConfig:
         >>> QuantConfig.from_dict(presets["A8W8"].to_dict()) == presets["A8W8"]
         True
         """
-        formats = {k: integer(v) for k, v in options.items() if k in ("activation", "weight")}
-        tuples = {k: tuple(v) for k, v in options.items() if isinstance(v, list)}
-        return cls().replace(**(dict(options) | formats | tuples))
+        return cls().replace(**{k: _read(k, v) for k, v in options.items()})
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+def _grid(role: str, format: Format, symmetric: bool) -> Integer:
+    if not isinstance(format, Integer):
+        raise ConfigError(f"{role} is {format}, which has no integer codes")
+    return format.narrow if symmetric else format
+
+
+def _plain(value: Any) -> Any:
+    """Options as JSON holds them."""
+    if isinstance(value, (Integer, Float, Block)):
+        return value.name
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _read(name: str, value: Any) -> Any:
+    """What `_plain` made of an option, undone."""
+    if name in ("activation", "weight"):
+        return format_named(value)
+    if name == "overrides":
+        return {pattern: {k: _read(k, v) for k, v in options.items()} for pattern, options in dict(value).items()}
+    return tuple(_read("", v) for v in value) if isinstance(value, list) else value
+
+
+def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
+    """Overrides, that may be given as dicts, as tuples, which a config can be hashed with."""
+    found = []
+    for pattern, options in given.items() if isinstance(given, Mapping) else given:
+        options = dict(options)
+        for name in options:
+            if name not in LOCAL:
+                raise ConfigError(
+                    f"an override has no option {name!r}.{suggest(name, LOCAL)} It has: {', '.join(LOCAL)}"
+                )
+        found.append((pattern, tuple(sorted(options.items()))))
+    return tuple(found)
+
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
     "scale": get_args(Scale),
     "method": get_args(Method),
     "weight_method": ("minmse", *get_args(WeightMethod)),
     "percentile_metric": get_args(Metric),
     "histogram_range": ("first", "all"),
+    "bias": get_args(Bias),
+    "finetune": (None, *get_args(Finetune)),
 }
-
-
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    "rewrites": tuple(STRUCTURE),
+    "forms": tuple(FORMS),
+    "constraints": CONSTRAINTS,
+}
 _NUMBERS: dict[str, type] = {"bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float}
-_SWITCHES = ("symmetric", "per_channel", "error_parts")
+_SWITCHES = (
+    "symmetric", "weight_symmetric", "per_channel", "error_parts", "weights_only", "dynamic", "fuse_activations", "cle",
+    "strict_quark",
+)  # fmt: skip
+_NAMES = ("exclude", "input_nodes", "output_nodes")
 
 
 def _check(name: str, value: Any) -> None:
     """Whether an option has a value of its kind."""
     choices = _CHOICES.get(name)
     if choices is not None and value not in choices:
-        raise ConfigError(f"{name} is {value!r}; there are {', '.join(choices)}.{suggest(str(value), choices)}")
+        known = [str(c) for c in choices]
+        raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
     expected = None
     if name in _NUMBERS and not _is_number(value, _NUMBERS[name]):
         expected = "a whole number" if _NUMBERS[name] is int else "a number"
     elif name in _SWITCHES and not isinstance(value, bool):
         expected = "True or False"
-    elif name in ("activation", "weight") and not (isinstance(value, Integer) and value == integer(value.name)):
+    elif name in ("activation", "weight") and not (
+        isinstance(value, (Integer, Float, Block)) and value == format_named(value.name)
+    ):
         expected = "a format such as jq.formats.INT8; symmetry narrows it"
     elif name == "moving_average" and not (value is None or _is_number(value, float)):
         expected = "None or a number"
@@ -145,20 +296,92 @@ def _check(name: str, value: Any) -> None:
         isinstance(value, tuple) and value and all(_is_number(v, float) for v in value)
     ):
         expected = "a tuple of numbers"
+    elif (name in _NAMES or (name == "op_types" and value is not None)) and not _is_names(value):
+        expected = "a tuple of names"
+    elif name == "exclude_subgraphs" and not (
+        isinstance(value, tuple)
+        and all(isinstance(v, tuple) and len(v) == 2 and all(_is_names(part) and part for part in v) for v in value)
+    ):
+        expected = "a tuple of (first nodes, last nodes), each a tuple of names"
     if expected:
         raise ConfigError(f"{name} is {value!r}; expected {expected}")
+    for member in value if name in _MEMBERS else ():
+        known = list(_MEMBERS[name])
+        if member not in known:
+            raise ConfigError(f"{name}: no {member!r}.{suggest(str(member), known)} There are: {', '.join(known)}")
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
 
 
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, (int, kind)) and not isinstance(value, bool)
 
 
+# The presets mean what those of Quark with the same names do.
+_XINT8 = QuantConfig()
+_FLOAT = _XINT8.replace(  # float scales, biases at the scale of the products, no NPU forms or constraints
+    scale="float",
+    method="minmax",
+    activation=INT8,
+    weight_method="minmax",
+    bias="int32",
+    forms=(),
+    cle=False,
+    constraints=(),
+)
+_ASYMMETRIC = _FLOAT.replace(activation=UINT8, symmetric=False, method="percentile", op_types=CNN_OPS)
+_A8W8 = _FLOAT.replace(cle=True)
+_CNN = _ASYMMETRIC.replace(method="minmax")
+_ACCURATE = _ASYMMETRIC.replace(percentile=99.9999, finetune="adaround")
+_BASES = {
+    "XINT8": _XINT8,
+    "A8W8": _A8W8,
+    "A16W8": _A8W8.replace(activation=INT16),
+    "S8S8_AAWS": _ASYMMETRIC.replace(activation=INT8, percentile=99.9999),
+    "U8S8_AAWS": _ASYMMETRIC,
+    "S16S8_ASWS": _FLOAT.replace(activation=INT16, method="percentile"),
+    "U16S8_AAWS": _ASYMMETRIC.replace(activation=UINT16, op_types=NPU_OPS),
+}
+_CAST = _FLOAT.replace(bias="weight")
+_CASTS = {
+    "FP16": FLOAT16, "BF16": BFLOAT16, "BFP16": BFP16, "MX4": MX4, "MX6": MX6, "MX9": MX9, "MXFP8E5M2": MXFP8E5M2,
+    "MXFP8E4M3": MXFP8E4M3, "MXFP6E3M2": MXFP6E3M2, "MXFP6E2M3": MXFP6E2M3, "MXFP4E2M1": MXFP4E2M1, "MXINT8": MXINT8,
+}  # fmt: skip
+_CASTING = {name: _CAST.replace(activation=format, weight=format) for name, format in _CASTS.items()}
+_CASTING["BF16"] = _CASTING["BF16"].replace(op_types=None)
+
 presets: Mapping[str, QuantConfig] = MappingProxyType(
     {
-        "XINT8": QuantConfig(),
-        "A8W8": QuantConfig(scale="float", method="minmax", activation=INT8, weight_method="minmax"),
+        **{
+            f"{name}{suffix}": config.replace(finetune=finetune)
+            for name, config in _BASES.items()
+            for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
+        },
+        "VINT8": _XINT8.replace(
+            activation=INT8,
+            rewrites=("batchnorm_to_conv", "split_to_slice"),
+            forms=(),
+            constraints=(),
+            fuse_activations=False,
+            op_types=None,
+            cle=False,
+        ),
+        "U8U8_AAWA": _ASYMMETRIC.replace(weight=UINT8, weight_symmetric=False),
+        "INT8_CNN_DEFAULT": _CNN,
+        "INT8_CNN_ACCURATE": _ACCURATE,
+        "INT16_CNN_DEFAULT": _CNN.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
+        "INT16_CNN_ACCURATE": _ACCURATE.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
+        **_CASTING,
+        **{f"{name}_ADAQUANT": config.replace(finetune="adaquant") for name, config in _CASTING.items()},
+        "UINT8_DYNAMIC_QUANT": _ASYMMETRIC.replace(
+            weight=UINT8, weight_symmetric=False, bias="float", dynamic=True, op_types=DYNAMIC_OPS, rewrites=()
+        ),
     }
 )
+# Names of the whole family in the issues and guides: the usual member.
+_ALIASES = {"MXFP8": "MXFP8E4M3", "MXFP6": "MXFP6E2M3", "MXFP4": "MXFP4E2M1"}
 
 
 def resolve(config: QuantConfig | str) -> QuantConfig:
@@ -166,6 +389,7 @@ def resolve(config: QuantConfig | str) -> QuantConfig:
     if isinstance(config, QuantConfig):
         return config
     name = str(config).removesuffix("_CONFIG")
+    name = _ALIASES.get(name, name)
     if name not in presets:
         raise ConfigError(f"no preset {config!r}; there are {', '.join(presets)}.{suggest(name, presets)}")
     return presets[name]

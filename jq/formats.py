@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Literal
 
+import ml_dtypes
 import numpy as np
 
 from jq.errors import ConfigError, suggest
+
+Rounding = Literal["half_even", "half_away", "half_up"]  # where a tie goes; up is towards plus infinity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Integer:
     @property
     def dtype(self) -> np.dtype:
         """The numpy type that stores it."""
-        return np.dtype(self.name)
+        return np.dtype(self.name)  # ml_dtypes registers the names that numpy lacks
 
     @property
     def narrow(self) -> Integer:
@@ -49,12 +54,140 @@ class Integer:
         return (self.qmin + self.qmax + 1) // 2
 
 
+@dataclasses.dataclass(frozen=True)
+class Float:
+    """A floating-point type that a tensor is rounded to, half to even and without a scale.
+
+    >>> BFLOAT16, FLOAT16.largest
+    (bfloat16, 65504.0)
+    """
+
+    name: str
+    dtype: np.dtype
+    saturates: bool  # what is beyond the largest number, infinity too, becomes it, not infinity
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def fraction(self) -> int:
+        """Bits after the leading one."""
+        return int(ml_dtypes.finfo(self.dtype).nmant)
+
+    @property
+    def emin(self) -> int:
+        """The exponent of the least normal number."""
+        return int(ml_dtypes.finfo(self.dtype).minexp)
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return float(ml_dtypes.finfo(self.dtype).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """What one value of a block is stored as: a small float, or an integer of which the leading bit stands for 2**0.
+
+    The integer is the float that has one exponent only: where `emin` is `emax`, all steps are equal.
+    """
+
+    name: str  # as the vendor's attribute `element_dtype`
+    bits: int
+    emax: int  # the exponent of the largest number; that number has the block's exponent
+    emin: int  # the exponent of the least normal number
+    fraction: int  # bits after the leading one
+    largest: float
+    lowest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Elements that share an exponent: that of the largest magnitude among `size` of them along an axis.
+
+    >>> BFP16, BFP16.size, BFP16.bits, MX9.bits
+    (bfp16, 8, 9.0, 9.0)
+    """
+
+    name: str
+    kind: Literal[
+        "bfp", "bfp_prime", "mx"
+    ]  # the vendor's family: block floating point, microexponents, OCP microscaling
+    size: int
+    element: Element
+    rounding: Rounding = "half_even"
+    sub_size: int = 1  # how many elements share a shift ...
+    shift_bits: int = 0  # ... of that many bits, which lowers the exponent where all of them are small
+    raises: bool = (
+        False  # a value that rounds up beyond the largest code raises the block's exponent, else it saturates
+    )
+    flushes: bool = False  # subnormal values become zero
+    poisons: bool = False  # a NaN or infinity makes the whole block NaN, else it stays as it is and does not count
+    through_bfloat16: bool = False  # values are rounded to bfloat16 first
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def bits(self) -> float:
+        """Storage per element, with its part of the shared exponent and of the shifts."""
+        return self.element.bits + 8 / self.size + self.shift_bits / self.sub_size
+
+
+def magnitude(bits: int) -> Element:
+    """Return the element of a sign and `bits` bits of magnitude.
+
+    >>> magnitude(7).largest * 64
+    127.0
+    """
+    largest = 2 - math.ldexp(1.0, 1 - bits)
+    return Element(f"sign{bits}", bits + 1, 0, 0, bits - 1, largest, -largest)
+
+
+ELEMENTS = {
+    e.name: e
+    for e in (
+        Element("int8", 8, 0, 0, 6, 127 / 64, -2.0),
+        Element("fp8_e5m2", 8, 15, -14, 2, 57344.0, -57344.0),
+        Element("fp8_e4m3", 8, 8, -6, 3, 448.0, -448.0),
+        Element("fp6_e3m2", 6, 4, -2, 2, 28.0, -28.0),
+        Element("fp6_e2m3", 6, 2, 0, 3, 7.5, -7.5),
+        Element("fp4_e2m1", 4, 2, 0, 1, 6.0, -6.0),
+    )
+}
+
+
+def _microexponents(name: str, bits: int) -> Block:
+    return Block(name, "bfp_prime", 16, magnitude(bits), sub_size=2, shift_bits=1, flushes=True, poisons=True)
+
+
+INT4 = Integer(4, True, -8, 7)
+UINT4 = Integer(4, False, 0, 15)
 INT8 = Integer(8, True, -128, 127)
 UINT8 = Integer(8, False, 0, 255)
 INT16 = Integer(16, True, -32768, 32767)
 UINT16 = Integer(16, False, 0, 65535)
 INT32 = Integer(32, True, -(2**31), 2**31 - 1)
-_BY_NAME = {f.name: f for f in (INT8, UINT8, INT16, UINT16, INT32)}
+BFLOAT16 = Float("bfloat16", np.dtype(ml_dtypes.bfloat16), saturates=False)
+FLOAT16 = Float("float16", np.dtype(np.float16), saturates=True)
+BFP16 = Block("bfp16", "bfp", 8, magnitude(7))
+MX9 = _microexponents("mx9", 7)
+MX6 = _microexponents("mx6", 4)
+MX4 = _microexponents("mx4", 2)
+MXINT8 = Block("mxint8", "mx", 32, ELEMENTS["int8"])
+MXFP8E5M2 = Block("mxfp8e5m2", "mx", 32, ELEMENTS["fp8_e5m2"])
+MXFP8E4M3 = Block("mxfp8e4m3", "mx", 32, ELEMENTS["fp8_e4m3"])
+MXFP6E3M2 = Block("mxfp6e3m2", "mx", 32, ELEMENTS["fp6_e3m2"])
+MXFP6E2M3 = Block("mxfp6e2m3", "mx", 32, ELEMENTS["fp6_e2m3"])
+MXFP4E2M1 = Block("mxfp4e2m1", "mx", 32, ELEMENTS["fp4_e2m1"])
+
+INTEGERS = {f.name: f for f in (INT4, UINT4, INT8, UINT8, INT16, UINT16, INT32)}
+FLOATS = {f.name: f for f in (BFLOAT16, FLOAT16)}
+BLOCKS = {
+    f.name: f for f in (BFP16, MX9, MX6, MX4, MXINT8, MXFP8E5M2, MXFP8E4M3, MXFP6E3M2, MXFP6E2M3, MXFP4E2M1)
+}  # fmt: skip
+Format = Integer | Float | Block
+_ALL: dict[str, Format] = {**INTEGERS, **FLOATS, **BLOCKS}
 
 
 def integer(name: str) -> Integer:
@@ -63,6 +196,18 @@ def integer(name: str) -> Integer:
     >>> integer("uint8").qmax
     255
     """
-    if name not in _BY_NAME:
-        raise ConfigError(f"no format {name!r}; there are {', '.join(_BY_NAME)}.{suggest(str(name), _BY_NAME)}")
-    return _BY_NAME[name]
+    if name not in INTEGERS:
+        raise ConfigError(f"no format {name!r}; there are {', '.join(INTEGERS)}.{suggest(str(name), INTEGERS)}")
+    return INTEGERS[name]
+
+
+def format_named(name: str) -> Format:
+    """The format of that name, of any kind; the vendor's capitals are fine.
+
+    >>> format_named("MXFP8E4M3").size, format_named("int4").qmin
+    (32, -8)
+    """
+    found = _ALL.get(str(name).lower())
+    if found is None:
+        raise ConfigError(f"no format {name!r}; there are {', '.join(_ALL)}.{suggest(str(name).lower(), _ALL)}")
+    return found

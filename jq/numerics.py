@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -43,16 +44,46 @@ def inverse_power(exponent: Array) -> Array:
     return jnp.ldexp(jnp.float32(1), -exponent)
 
 
+def divide(x: Array, divisor: Array) -> Array:
+    """Return `x / divisor`, correctly rounded.
+
+    XLA turns division by a broadcast or constant value into multiplication with its reciprocal, one
+    unit off in every seventh quotient, which is another code wherever the exact one is a tie. A divisor
+    that seems to differ per element stops that; NaN / NaN is NaN as x / divisor was.
+    """
+    return x / jnp.where(jnp.isnan(x), x, divisor)
+
+
+def rounded(product: Array) -> Array:
+    """Return a float product rounded before something is added: XLA's CPU backend would fuse the two."""
+    return jnp.maximum(product, jnp.finfo(product.dtype).min)
+
+
+@jax.custom_jvp
+def nearest(x: Array) -> Array:
+    """Return the nearest integers, half to even, with the straight-through gradient: that of x.
+
+    >>> float(nearest(jnp.float32(2.5))), float(jax.grad(nearest)(2.5))
+    (2.0, 1.0)
+    """
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+@nearest.defjvp
+def _straight_through(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return nearest(*primals), tangents[0]
+
+
 def codes(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
     """Return the quantized values as floats: clip(rint(x / scale) + zero_point), half to even."""
-    return jnp.clip(lax.round(x / scale, lax.RoundingMethod.TO_NEAREST_EVEN) + zero_point, grid.qmin, grid.qmax)
+    return jnp.clip(nearest(divide(x, scale)) + zero_point, grid.qmin, grid.qmax)
 
 
 def fake_quant(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
-    """Return what quantizing and dequantizing makes of x.
+    """Return what quantizing and dequantizing makes of x; its gradient is that of clipping alone.
 
     >>> from jq.formats import INT8
     >>> fake_quant(jnp.array([0.3, -9.0]), 0.25, 0, INT8)
     Array([ 0.25, -9.  ], dtype=float32)
     """
-    return (codes(x, scale, zero_point, grid) - zero_point) * scale
+    return rounded((codes(x, scale, zero_point, grid) - zero_point) * scale)

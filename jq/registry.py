@@ -50,6 +50,25 @@ class Context:
         return index < self.outputs and bool(self.node.outputs[index])
 
 
+Activation = Callable[[Mapping[str, Any], Sequence[Any]], bool]  # attributes and known operands -> whether
+
+
+@dataclasses.dataclass(frozen=True)
+class Quant:
+    """How an operator is quantized: which of its tensors have a scale of their own, and whose they take over."""
+
+    inputs: tuple[str, ...] | None = None  # the input parameters that are quantized; None for all that are floats
+    outputs: int | None = None  # how many of the outputs, if not all
+    shares: bool = False  # the outputs hold values of the first input, so they have its scale
+    follows: bool = False  # quantized only where another operator quantizes its input
+    absorbs: bool = False  # an activation that alone reads the output is computed on what is not yet rounded
+    absorbed: Activation | None = None  # whether it is such an activation
+    pads: bool = False  # a Pad that it alone reads is part of it
+    bias: str | None = None  # the input parameter that is added to products, in an integer accumulator
+    when: Activation | None = None  # whether it is quantized at all
+    since: int = 1  # the opset from which on it is
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """One entry of the table: an operator from one opset version on."""
@@ -70,6 +89,7 @@ class Op:
     channels: (
         Callable[[Mapping[str, Any]], tuple[str, int]] | None
     )  # attributes to weight and its output channels' axis
+    quant: Quant
     inputs: tuple[str, ...]
     variadic: str | None
     attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
@@ -103,6 +123,7 @@ class Op:
         return arguments, keywords
 
 
+_DEFAULT_QUANT = Quant()  # a scale for each input and output
 _NEWEST_OPSET = 28  # that the table knows
 _TABLE: dict[tuple[str, str], list[Op]] = {}
 
@@ -122,6 +143,7 @@ def op(
     cuts: bool = False,
     bounds: tuple[float, float] | None = None,
     channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
+    quant: Quant = _DEFAULT_QUANT,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
@@ -133,8 +155,9 @@ def op(
     "last" for rules that take and return channels last, or the names of the arguments that hold axes.
     `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
     gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
-    attributes to its weight parameter and the axis along which that may have one scale per output channel.
-    Names are checked against ONNX's own schema.
+    attributes to its weight parameter and the axis along which that may have one scale per output channel, and
+    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. Names are checked
+    against ONNX's own schema.
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,6 +184,7 @@ def op(
             cuts=cuts,
             bounds=bounds,
             channels=channels,
+            quant=quant,
             inputs=inputs,
             variadic=variadic,
             attributes=keywords,

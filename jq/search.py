@@ -68,12 +68,13 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    if config.method == "minmse":
+    same = stats.config.method == config.method and stats.config.activation_grid == config.activation_grid
+    if config.method == "minmse" and same:
         exponent = stats.best_exponent(tensor)
         if exponent is None:
             raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
         return _power_of_two(exponent, config)
-    if config.method == "minmse_hist":
+    if config.method == "minmse_hist" and same:
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
         return _power_of_two(exponent, config)
     return _from_range(*_range(stats, tensor, config), config)
@@ -132,11 +133,12 @@ def weight_qparams(
     -5
     """
     config = resolve(config)
-    arrays = {k: np.asarray(v, np.float32) for k, v in (params or graph.params).items() if _is_float(v)}
+    params = graph.params if params is None else params
+    arrays = {k: np.asarray(v, np.float32) for k, v in params.items() if _is_float(v)}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ModelError(f"weight {name!r} holds NaN or Inf")
-    grid = config.weight_grid
+    grid, symmetric = config.weight_grid, config.weight_symmetric
     if config.weight_method == "minmse":
         exponents = minmse_exponents(list(arrays.values()), grid)
         return {
@@ -145,11 +147,11 @@ def weight_qparams(
     axes = channel_axes(graph) if config.per_channel else {}
     found = {}
     for name, array in arrays.items():
-        low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=True)
+        low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=symmetric)
         if config.scale == "power_of_two":
             found[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
             continue
-        scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=True)
+        scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=symmetric)
         found[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
     return found
 

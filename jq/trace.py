@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,19 @@ class AnyOrder:
 
 
 Tap = Callable[[Array], Any] | AnyOrder
+
+
+class Quantizer(Protocol):
+    """What rounds tensors on their way: a `jq.Plan`."""
+
+    def __contains__(self, tensor: object, /) -> bool:
+        """Whether a tensor is quantized."""
+        ...
+
+    def fake_quant(self, name: str, value: Any, /) -> Any:
+        """What the tensor's readers get."""
+        ...
+
 
 # A model cannot honestly blow its weights and inputs up so far: a damaged dim or pad can. Refused
 # while tracing, before anything is allocated.
@@ -98,16 +111,16 @@ class Traced:
     taps: Mapping[str, Tap]
     lowering: str
 
-    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-        """The outputs by name, and what was tapped if anything is."""
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any], plan: Quantizer | None = None) -> Any:
+        """The outputs by name, and what was tapped if anything is; of fake-quantized tensors, with a plan."""
         inputs = self._checked(inputs)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, inputs))):
-            return self._evaluate(params, inputs)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, inputs, plan))):
+            return self._evaluate(params, inputs, plan)
         known = {k: jax.tree.map(np.asarray, v) for k, v in inputs.items() if k in self.static_inputs or _has_text(v)}
         traced = {k: v for k, v in inputs.items() if k not in known}
         with jax.enable_x64(True) if self.wide else contextlib.nullcontext():
             try:
-                outputs = self._compiled(_Known(known), dict(params), traced)
+                outputs = self._compiled(_Known(known), dict(params), traced, plan)
             except jax.errors.JaxRuntimeError as error:
                 raise ModelError(f"the model does not run on this machine: {str(error).splitlines()[0]}") from error
         return jax.tree.map(_Known.unwrap, outputs, is_leaf=lambda v: isinstance(v, _Known))
@@ -137,8 +150,8 @@ class Traced:
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
-        def run(known: _Known, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
-            return jax.tree.map(_Known.wrap, self._evaluate(params, {**known.values, **inputs}))
+        def run(known: _Known, params: Mapping[str, Any], inputs: Mapping[str, Any], plan: Quantizer | None) -> Any:
+            return jax.tree.map(_Known.wrap, self._evaluate(params, {**known.values, **inputs}, plan))
 
         return jax.jit(run, static_argnums=0)
 
@@ -153,18 +166,22 @@ class Traced:
                 kept.append(node)
         return tuple(reversed(kept))
 
-    def _evaluate(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+    def _evaluate(self, params: Mapping[str, Any], inputs: Mapping[str, Any], plan: Quantizer | None = None) -> Any:
         if absent := self.graph.params.keys() - params.keys():
             raise DataError(f"params lack {sorted(absent)[:3]}: pass graph.params, or a dict with the same keys")
         scope: Scope = {**self.graph.constants, **params, **inputs}
         # A weight that a rule must know while tracing (the scales of a Resize) is the graph's own.
         scope |= {k: a for k, a in self.graph.params.items() if k in self._demanded}
+        if plan is not None:
+            scope |= {k: plan.fake_quant(k, v) for k, v in scope.items() if k in plan}
         size = sum(_nbytes(leaf) for leaf in jax.tree.leaves((params, inputs)))
         reader = _Reader(self.lowering, self._steering, max(_LARGE, _GROWTH * size))
         tapped = {name: _tap(tap, scope[name]) for name, tap in self.taps.items() if name in scope}
         for node in self._nodes:
             reader.step(node, self.graph.opset(node.domain), scope)
             for name in node.outputs:
+                if plan is not None and name in plan:
+                    scope[name] = plan.fake_quant(name, _read(scope, name))
                 if name in self.taps:
                     tapped[name] = _tap(self.taps[name], _read(scope, name))
         result = {name: layout.plain(_read(scope, name)) for name in self.outputs}

@@ -188,7 +188,7 @@ def attempt(data: bytes) -> str:
     from jq.errors import Error
     from jq.inspect import inspect
     from jq.onnx_read import load
-    from jq.passes import prepare
+    from jq.prepare import prepare
     from jq.trace import trace
 
     stage = "load"

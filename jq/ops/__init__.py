@@ -2,6 +2,7 @@
 
 from jq.ops import (  # noqa: F401
     attention,
+    blocks,
     control,
     loss,
     math,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError, UnsupportedOp
-from jq.registry import Array, Context, astype, namespace, op, schema
+from jq.registry import Array, Context, Quant, astype, namespace, op, schema
 
 
 def _is_integer(x: Array) -> bool:
@@ -99,14 +99,16 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
-    @op(name, since=7, settled=("b",) if name == "Pow" else (), host=True, layout="same")
+    quant = Quant(absorbs=name == "Add")
+
+    @op(name, since=7, settled=("b",) if name == "Pow" else (), host=True, layout="same", quant=quant)
     def rule(a: Array, b: Array) -> Array:
         return function(a, b)
 
     if schema(name, "", 1) is None:
         return
 
-    @op(name, host=True)
+    @op(name, host=True, quant=quant)
     def aligned(a: Array, b: Array, *, axis: int | None = None) -> Array:
         """Before opset 7, `axis` says which axis of `a` the first one of `b` stands for."""
         if axis is not None:
@@ -140,7 +142,7 @@ def bit_shift(a: Array, b: Array, *, direction: str) -> Array:
     return shifted if jnp.issubdtype(a.dtype, jnp.signedinteger) else xp.where(inside, shifted, zero)
 
 
-@op("Where", host=True, layout="same")
+@op("Where", host=True, layout="same", quant=Quant(inputs=("x", "y")))
 def where(condition: Array, x: Array, y: Array) -> Array:
     return namespace(condition, x, y).where(condition, x, y)
 
@@ -175,7 +177,22 @@ def einsum(*inputs: Array, equation: str) -> Array:
     return jnp.einsum(equation.replace(" ", ""), *inputs)
 
 
-@op("Clip", settled=("min", "max"), host=True, layout="same", cuts=True)
+def _is_relu(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
+    """Whether a Clip is one that the vendor's compiler takes for a ReLU: to [0, 6] or [0, 1], by inputs."""
+    bounds = [np.asarray(v).item() if v is not None and np.size(v) == 1 else None for v in operands[1:3]]
+    return len(bounds) == 2 and any(
+        None not in bounds and np.allclose(np.array(bounds, float), (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1)
+    )
+
+
+@op(
+    "Clip",
+    settled=("min", "max"),
+    host=True,
+    layout="same",
+    cuts=True,
+    quant=Quant(inputs=("x",), follows=True, absorbed=_is_relu),
+)
 def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     xp = namespace(x, min, max)
     if min is not None:
@@ -275,22 +292,26 @@ def bit_cast(x: Array, *, to: int) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Relu", layout="same", cuts=True)
+def _always(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
+    return True
+
+
+@op("Relu", layout="same", cuts=True, quant=Quant(follows=True, absorbed=_always))
 def relu(x: Array) -> Array:
     return jax.nn.relu(x)
 
 
-@op("LeakyRelu", layout="same")
+@op("LeakyRelu", layout="same", quant=Quant(absorbed=_always))
 def leaky_relu(x: Array, *, alpha: float) -> Array:
     return jnp.where(x < 0, alpha * x, x)
 
 
-@op("PRelu", since=7, layout="same")
+@op("PRelu", since=7, layout="same", quant=Quant(absorbed=_always))
 def prelu(x: Array, slope: Array) -> Array:
     return jnp.where(x < 0, slope * x, x)
 
 
-@op("PRelu")
+@op("PRelu", quant=Quant(absorbed=_always))
 def prelu_by_channel(x: Array, slope: Array) -> Array:
     """Before opset 7 the slope is one number, or one per channel."""
     return prelu(x, slope.reshape(-1, *(1,) * (x.ndim - 2)))
@@ -321,7 +342,12 @@ def sigmoid(x: Array) -> Array:
     return jax.nn.sigmoid(x)
 
 
-@op("HardSigmoid", layout="same")
+def _is_sixth(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
+    """Whether a HardSigmoid is the one that the NPU has: alpha 1/6, which is not ONNX's default, and beta 1/2."""
+    return math.isclose(attrs.get("alpha", 0.2), 1 / 6, rel_tol=1e-6) and math.isclose(attrs.get("beta", 0.5), 0.5)
+
+
+@op("HardSigmoid", layout="same", quant=Quant(when=_is_sixth))
 def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
     return jnp.clip(alpha * x + beta, 0, 1)
 

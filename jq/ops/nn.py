@@ -14,8 +14,9 @@ from jax import lax
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
-from jq.registry import Array, Context, astype, namespace, op
+from jq.registry import Array, Context, Quant, astype, namespace, op
 
+_LINEAR = Quant(absorbs=True, bias="b")
 _FARTHEST = 1 << 20  # pixels; beyond it lie damaged attributes, for which XLA's sizes and our tables overflow
 
 
@@ -55,7 +56,7 @@ def windows(
     return strides, dilations, tuple(found)
 
 
-@op("Conv", weight="w", layout="last", channels=lambda attrs: ("w", 0))
+@op("Conv", weight="w", layout="last", channels=lambda attrs: ("w", 0), quant=_LINEAR)
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     pads: Any, strides: Any, ctx: Context,
@@ -137,7 +138,7 @@ def _transposed_pads(
     return cuts
 
 
-@op("ConvTranspose", layout="last", channels=lambda attrs: ("w", 1))
+@op("ConvTranspose", layout="last", channels=lambda attrs: ("w", 1), quant=_LINEAR)
 def conv_transpose(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,
@@ -233,7 +234,7 @@ def _argmax(x: Array, places: Sequence[np.ndarray], storage_order: int) -> Array
     return astype(found + images * math.prod(spatial), np.int64)
 
 
-@op("MaxPool", layout="last")
+@op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12))
 def max_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, pads: Any,
     storage_order: int = 0, strides: Any, ctx: Context,
@@ -277,7 +278,7 @@ def _window_sums(x: Array, kernel: Sequence[int], strides: Sequence[int], dilati
     return kernels.sum_pool(x, kernel, strides, dilations, pads)
 
 
-@op("AveragePool", layout="last")
+@op("AveragePool", layout="last", quant=Quant(absorbs=True, pads=True))
 def average_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, count_include_pad: int = 0, dilations: Any, kernel_shape: Any,
     pads: Any, strides: Any,
@@ -318,7 +319,7 @@ def _spatial(x: Array) -> tuple[int, ...]:
     return tuple(range(1, x.ndim - 1))
 
 
-@op("GlobalAveragePool", layout="last")
+@op("GlobalAveragePool", layout="last", quant=Quant(absorbs=True, pads=True))
 def global_average_pool(x: Array) -> Array:
     return jnp.mean(x, axis=_spatial(x), keepdims=True)
 
@@ -333,7 +334,11 @@ def global_lp_pool(x: Array, *, p: float) -> Array:
     return _root(jnp.sum(_power(x, p), axis=_spatial(x), keepdims=True), p).astype(x.dtype)
 
 
-@op("Gemm", channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1))
+@op(
+    "Gemm",
+    channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1),
+    quant=Quant(absorbs=True, bias="c"),
+)
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
     a, b = (a.T if transA else a), (b.T if transB else b)
     y = a @ b
@@ -352,7 +357,7 @@ def fused_gemm(
     return _activation(activation, y, [p for p in (activation_alpha, activation_beta) if p is not None])
 
 
-@op("MatMul", host=True, channels=lambda attrs: ("b", -1))
+@op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=Quant(absorbs=True))
 def matmul(a: Array, b: Array) -> Array:
     return namespace(a, b).matmul(a, b)
 

@@ -13,7 +13,7 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.registry import Array, Context, op
+from jq.registry import Array, Context, Quant, op
 
 
 def _stash(x: Array, stash_type: int = 1) -> Any:
@@ -77,7 +77,7 @@ def batch_normalization_by_outputs(
 # ---------------------------------------------------------------------------------------------
 
 
-@op("InstanceNormalization", layout="last")
+@op("InstanceNormalization", layout="last", quant=Quant(bias="b"))
 def instance_normalization(x: Array, scale: Array, b: Array, *, epsilon: float) -> Array:
     y, *_ = _standardized(x.astype(_stash(x)), tuple(range(1, x.ndim - 1)), epsilon)
     return (y * scale + b).astype(x.dtype)
@@ -101,7 +101,7 @@ def group_normalization_by_group(x: Array, scale: Array, bias: Array, *, epsilon
     return group_normalization(x, scale, bias, epsilon=epsilon, num_groups=num_groups)
 
 
-@op("LayerNormalization")
+@op("LayerNormalization", quant=Quant(outputs=1))
 def layer_normalization(
     x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array, Array]:

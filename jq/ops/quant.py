@@ -1,7 +1,7 @@
 """Quantize, dequantize and the integer operators of quantized models.
 
 The oracle is onnxruntime: its float32 steps are taken in its order, and what XLA would change about
-them (see `_divide` and `_rounded`) is prevented, so that codes are equal and not only close.
+them (see `numerics.divide` and `numerics.rounded`) is prevented, so that codes are equal and not only close.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from onnx import helper
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
+from jq.numerics import divide, rounded
 from jq.ops.nn import windows
 from jq.registry import Array, Context, op
 
@@ -27,21 +28,6 @@ _ROWS = (-2, -1)  # of a matrix
 # ---------------------------------------------------------------------------------------------
 # Float32 arithmetic as written
 # ---------------------------------------------------------------------------------------------
-
-
-def _divide(x: Array, divisor: Array) -> Array:
-    """`x / divisor`, correctly rounded.
-
-    XLA turns division by a broadcast or constant value into multiplication with its reciprocal, one
-    unit off in every seventh quotient, which is another code wherever the exact one is a tie. A divisor
-    that seems to differ per element stops that; NaN / NaN is NaN as x / divisor was.
-    """
-    return x / jnp.where(jnp.isnan(x), x, divisor)
-
-
-def _rounded(product: Array) -> Array:
-    """A float product rounded before something is added: XLA's CPU backend would fuse the two into one rounding."""
-    return jnp.maximum(product, jnp.finfo(product.dtype).min)
 
 
 def _fused(code: Array, ratio: Array, addend: Array) -> Array:
@@ -72,12 +58,12 @@ def _dequantized(x: Array, scale: Array, zero_point: Array | None) -> Array:
     x = x.astype(jnp.int32)
     zero_point = _scalar(zero_point)
     x = x if zero_point is None else x - zero_point.astype(jnp.int32)
-    return _rounded(x.astype(jnp.float32) * _scalar(scale))
+    return rounded(x.astype(jnp.float32) * _scalar(scale))
 
 
 def _quantized(x: Array, scale: Array, zero_point: Array | None, dtype: Any) -> Array:
     """Per-tensor codes of float32 values."""
-    return _codes(_divide(x, _scalar(scale)), _scalar(zero_point), dtype)
+    return _codes(divide(x, _scalar(scale)), _scalar(zero_point), dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -114,7 +100,7 @@ def quantize_linear(
     if precision:
         info = jnp.finfo(helper.tensor_dtype_to_np_dtype(precision))
         x, scale = (lax.reduce_precision(v, info.nexp, info.nmant) for v in (x, scale))
-    value = _divide(x, scale)
+    value = divide(x, scale)
     if precision:
         value = lax.reduce_precision(value, info.nexp, info.nmant)
     if jnp.issubdtype(dtype, jnp.integer):
@@ -140,7 +126,7 @@ def dequantize_linear(
     if jnp.issubdtype(x.dtype, jnp.integer):
         x = x.astype(jnp.int32)
         x = x if zero_point is None else x - zero_point.astype(jnp.int32)
-        return _rounded(x.astype(jnp.float32) * scale.astype(jnp.float32)).astype(dtype)
+        return rounded(x.astype(jnp.float32) * scale.astype(jnp.float32)).astype(dtype)
     return (x.astype(jnp.float32) * scale.astype(jnp.float32)).astype(dtype)
 
 
@@ -157,8 +143,8 @@ def ms_dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array | None = 
 @op("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Array) -> tuple[Array, Array, Array]:
     low, high = jnp.minimum(jnp.min(x), 0), jnp.maximum(jnp.max(x), 0)
-    scale = jnp.where(high == low, jnp.ones((), x.dtype), _divide(high - low, jnp.asarray(255, x.dtype)))
-    zero_point = jnp.round(jnp.clip(0 - _divide(low, scale), 0, 255)).astype(jnp.uint8)
+    scale = jnp.where(high == low, jnp.ones((), x.dtype), divide(high - low, jnp.asarray(255, x.dtype)))
+    zero_point = jnp.round(jnp.clip(0 - divide(low, scale), 0, 255)).astype(jnp.uint8)
     return _quantized(x, scale, zero_point, jnp.uint8), scale, zero_point
 
 
@@ -239,7 +225,7 @@ def qlinear_conv(
 ) -> Array:  # fmt: skip
     total = _integer_conv(x, x_zero_point, w, w_zero_point, auto_pad, dilations, group, pads, strides, ctx)
     total = total if B is None else total + B
-    scale = _divide(_scalar(x_scale) * w_scale, _scalar(y_scale))
+    scale = divide(_scalar(x_scale) * w_scale, _scalar(y_scale))
     return _requantized(total, scale, y_zero_point, x.dtype if y_zero_point is None else y_zero_point.dtype)
 
 
@@ -271,7 +257,7 @@ def qlinear_matmul(
     total = _integer_matmul(a, a_zero_point, b, b_zero_point)
     a_scale, b_scale, y_scale = (s.astype(jnp.float32) for s in (a_scale, b_scale, y_scale))
     a_scale = a_scale[:, None] if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
-    return _requantized(total, _divide(a_scale * b_scale, _scalar(y_scale)), y_zero_point, y_zero_point.dtype)
+    return _requantized(total, divide(a_scale * b_scale, _scalar(y_scale)), y_zero_point, y_zero_point.dtype)
 
 
 @op("MatMulIntegerToFloat", domain=_MS)
@@ -281,7 +267,7 @@ def matmul_integer_to_float(
 ) -> Array:  # fmt: skip
     total = _integer_matmul(A, a_zero_point, B, b_zero_point)
     y = total.astype(jnp.float32) * (a_scale * b_scale)
-    return y if bias is None else _rounded(y) + bias
+    return y if bias is None else rounded(y) + bias
 
 
 @op("DynamicQuantizeMatMul", domain=_MS)
@@ -305,7 +291,7 @@ def qgemm(
     if y_scale is None:
         return total.astype(jnp.float32) * scale
     dtype = A.dtype if y_zero_point is None else y_zero_point.dtype
-    return _requantized(total, _divide(scale, _scalar(y_scale)), y_zero_point, dtype)
+    return _requantized(total, divide(scale, _scalar(y_scale)), y_zero_point, dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -324,7 +310,7 @@ def qlinear_add(
         jnp.float32(0) if z is None else _scalar(z).astype(jnp.float32)
         for z in (A_zero_point, B_zero_point, C_zero_point)
     )
-    fixed = c_zero - _fused(a_zero, a_ratio, _rounded(b_ratio * b_zero))
+    fixed = c_zero - _fused(a_zero, a_ratio, rounded(b_ratio * b_zero))
     a, b = A.astype(jnp.float32), B.astype(jnp.float32)
     return _codes(_fused(a, a_ratio, _fused(b, b_ratio, fixed)), None, A.dtype)
 
@@ -338,7 +324,7 @@ def qlinear_mul(
     b = B.astype(jnp.int32) - (0 if B_zero_point is None else _scalar(B_zero_point).astype(jnp.int32))
     ratio = _scalar(A_scale) * _scalar(B_scale) / _scalar(C_scale)
     zero = jnp.float32(0) if C_zero_point is None else _scalar(C_zero_point).astype(jnp.float32)
-    return _codes(_rounded((a * b).astype(jnp.float32) * ratio) + zero, None, A.dtype)
+    return _codes(rounded((a * b).astype(jnp.float32) * ratio) + zero, None, A.dtype)
 
 
 @op("QLinearLeakyRelu", domain=_MS, layout="same")
@@ -452,7 +438,7 @@ def qlinear_average_pool(
         count = jnp.float32(math.prod(kernel_shape))
     else:
         count = sum(part for _, part in kernels.taps(jnp.ones((1, *sizes, 1), jnp.float32), *window))
-    value = _divide(_divide(total, count), _scalar(y_scale))
+    value = divide(divide(total, count), _scalar(y_scale))
     zero = jnp.float32(0) if y_zero_point is None else _scalar(y_zero_point).astype(jnp.float32)
     y = _codes(value + zero, None, X.dtype)
     return jnp.moveaxis(y, 1, -1) if channels_last else y

@@ -12,8 +12,9 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.registry import Array, Context, astype, namespace, op
+from jq.registry import Array, Context, Quant, astype, namespace, op
 
+_MOVES = Quant(shares=True)
 _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
 
 # ---------------------------------------------------------------------------------------------
@@ -36,28 +37,28 @@ def identity(x: Any) -> Any:
     return x
 
 
-@op("Reshape", static=("shape",), host=True)
+@op("Reshape", static=("shape",), host=True, quant=_MOVES)
 def reshape(x: Array, shape: np.ndarray, *, allowzero: int = 0) -> Array:
     return x.reshape([x.shape[i] if d == 0 and not allowzero else int(d) for i, d in enumerate(shape)])
 
 
-@op("Flatten", host=True)
+@op("Flatten", host=True, quant=_MOVES)
 def flatten(x: Array, *, axis: int) -> Array:
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-@op("Transpose", host=True)
+@op("Transpose", host=True, quant=_MOVES)
 def transpose(x: Array, *, perm: Any = None) -> Array:
     return namespace(x).transpose(x, perm)
 
 
-@op("Squeeze", static=("axes",), host=True)
+@op("Squeeze", static=("axes",), host=True, quant=_MOVES)
 def squeeze(x: Array, axes: np.ndarray | None = None) -> Array:
     return namespace(x).squeeze(x, None if axes is None else _ints(axes))
 
 
-@op("Unsqueeze", static=("axes",), host=True)
+@op("Unsqueeze", static=("axes",), host=True, quant=_MOVES)
 def unsqueeze(x: Array, axes: np.ndarray) -> Array:
     return namespace(x).expand_dims(x, _ints(axes))
 
@@ -145,7 +146,7 @@ def concat(*xs: Array, axis: int | None = None) -> Array:
     return namespace(*xs).concatenate(xs, 1 if axis is None else axis)  # opset 1 had a default
 
 
-@op("Split", static=("split",), host=True, layout=("axis",))
+@op("Split", static=("split",), host=True, layout=("axis",), quant=_MOVES)
 def split(
     x: Array, split: np.ndarray | None = None, *, axis: int | None = None, num_outputs: int | None = None, ctx: Context
 ) -> tuple[Array, ...]:  # fmt: skip
@@ -225,7 +226,7 @@ def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Gather", host=True)
+@op("Gather", host=True, quant=Quant(inputs=("x",), shares=True))
 def gather(x: Array, indices: Array, *, axis: int) -> Array:
     """Indices outside of the axis are an error where they are known, else clamped."""
     if namespace(x, indices) is np:

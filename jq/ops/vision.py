@@ -16,7 +16,7 @@ from jax import lax
 
 from jq.errors import ModelError
 from jq.ops.shape import take_known
-from jq.registry import Array, op
+from jq.registry import Array, Quant, op
 
 # ---------------------------------------------------------------------------------------------
 # Resize: per axis, a table of the places it reads and their weights, made while tracing
@@ -33,7 +33,7 @@ def upsample(
     return resize_asymmetric(x, scales, axes, mode=mode)
 
 
-@op("Resize", since=10, static=("scales",), layout=("axes",))
+@op("Resize", since=10, static=("scales",), layout=("axes",), quant=Quant(since=11))
 def resize_asymmetric(x: Array, scales: np.ndarray, axes: Any = None, *, mode: str) -> Array:
     """Opset 10 leaves rounding open; onnxruntime takes the floor where it enlarges, else the ceiling."""
     axes, kind = range(x.ndim) if axes is None else map(int, axes), x.dtype
@@ -46,7 +46,13 @@ def resize_asymmetric(x: Array, scales: np.ndarray, axes: Any = None, *, mode: s
     return _saturated(x, kind)
 
 
-@op("Resize", since=11, static=("roi", "scales", "sizes"), layout=("axes",))
+@op(
+    "Resize",
+    since=11,
+    static=("roi", "scales", "sizes"),
+    layout=("axes",),
+    quant=Quant(inputs=("x",), shares=True),
+)
 def resize(
     x: Array, roi: np.ndarray | None = None, scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *,
     antialias: int | None = None, axes: Any = None, coordinate_transformation_mode: str, cubic_coeff_a: float,

@@ -1,7 +1,7 @@
 """Rewrites of the graph before it is quantized: each pass is one file and one function.
 
 A pass is pure: it returns a new graph, or the very graph it was given when it finds nothing to do, so
-that `prepare` knows when all is done. The graph's inputs and outputs keep their names, and so do the
+that `simplify` knows when all is done. The graph's inputs and outputs keep their names, and so do the
 nodes that remain.
 """
 
@@ -35,12 +35,12 @@ CLEANING: tuple[Pass, ...] = (
 _ROUNDS = 20  # two or three are usual: a bound for the pass that would undo another's work
 
 
-def prepare(graph: Graph, *, passes: Sequence[Pass] = CLEANING) -> Graph:
-    """Return an equivalent graph with less in it, ready for calibration: `passes` run until nothing changes.
+def simplify(graph: Graph, passes: Sequence[Pass] = CLEANING) -> Graph:
+    """Return an equivalent graph with less in it: `passes` run until nothing changes.
 
     >>> import jq
     >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
-    >>> len(graph.nodes), len(prepare(graph).nodes)
+    >>> len(graph.nodes), len(simplify(graph).nodes)
     (53, 38)
     """
     for _ in range(_ROUNDS):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from jq.graph import Graph
 from jq.onnx_read import load
 from jq.onnx_write import to_model
-from jq.passes import prepare
+from jq.prepare import prepare
 from jq.trace import trace
 from tests.conftest import onnxruntime_outputs
 

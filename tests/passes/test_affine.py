@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jq.onnx_read import load
-from jq.passes import prepare
+from jq.prepare import prepare
 from jq.trace import trace
 from tests.passes.models import build, node, normal, ops, prepared
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from jq.onnx_read import load
-from jq.passes import prepare
+from jq.prepare import prepare
 from tests.passes.models import batchnorm, build, node, normal, ops, prepared, statistics
 
 

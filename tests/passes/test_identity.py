@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from jq.onnx_read import load
-from jq.passes import prepare
+from jq.prepare import prepare
 from tests.passes.models import build, node, normal, ops, prepared
 
 

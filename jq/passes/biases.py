@@ -1,0 +1,28 @@
+"""Biases that several operators read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.passes.edit import fresh
+from jq.registry import lookup
+
+
+def own_biases(graph: Graph) -> Graph:
+    """Return the graph with each bias read by one node: in 32 bits, each has the scale of its own node's products."""
+    taken, used = set(graph.tensors), set[str]()
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is None or entry.quant.bias is None:
+            continue
+        for name in entry.operands(node, frozenset({entry.quant.bias})):
+            if name not in graph.params or graph.sole_reader(name) or name not in used:
+                used.add(name)
+                continue
+            copy = fresh(f"{node.label}.bias", taken)
+            arrays[copy] = graph.params[name]
+            nodes[node] = node.replace(inputs=tuple(copy if i == name else i for i in node.inputs))
+    return graph.edit(nodes, arrays) if nodes else graph

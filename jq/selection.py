@@ -1,0 +1,63 @@
+"""Which nodes a config quantizes: by operator, by name, and by where they stand."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+from jq.config import QuantConfig
+from jq.errors import ConfigError, suggest
+from jq.graph import Graph, Node
+
+
+def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
+    """Return the first output of each node that is to be quantized."""
+    nodes = [n for n in graph.nodes if config.op_types is None or n.op_type in config.op_types]
+    nodes = [n for n in nodes if not any(_matches(n, pattern) for pattern in config.exclude)]
+    if config.input_nodes or config.output_nodes:
+        first, last = (_named(graph, names) for names in (config.input_nodes, config.output_nodes))
+        inside = _between(graph, first, last)
+        nodes = [n for n in nodes if n in inside]
+    for starts, ends in config.exclude_subgraphs:
+        inside = _between(graph, _named(graph, starts), _named(graph, ends))
+        nodes = [n for n in nodes if n not in inside]
+    return frozenset(n.outputs[0] for n in nodes if n.outputs)
+
+
+def check_names(graph: Graph, config: QuantConfig) -> None:
+    """Raise a ConfigError for a node or operator that the graph does not have."""
+    labels = [n.label for n in graph.nodes]
+    for pattern in (*config.exclude, *(pattern for pattern, _ in config.overrides)):
+        if not any(_matches(node, pattern) for node in graph.nodes):
+            known = [*labels, *{n.op_type for n in graph.nodes}]
+            raise ConfigError(f"{pattern!r} is the name or the operator of no node.{suggest(pattern, known)}")
+    _named(graph, (*config.input_nodes, *config.output_nodes))
+    for starts, ends in config.exclude_subgraphs:
+        _named(graph, (*starts, *ends))
+
+
+def _matches(node: Node, pattern: str) -> bool:
+    return pattern == node.op_type or fnmatch.fnmatchcase(node.label, pattern)
+
+
+def _named(graph: Graph, names: Iterable[str]) -> list[Node]:
+    nodes = {n.label: n for n in graph.nodes}
+    for name in names:
+        if name not in nodes:
+            raise ConfigError(
+                f"no node {name!r} (of those that are left once the graph is prepared).{suggest(name, nodes)}"
+            )
+    return [nodes[name] for name in names]
+
+
+def _between(graph: Graph, first: list[Node], last: list[Node]) -> set[Node]:
+    """The nodes that follow one of the first and lead to one of the last, these included; no names mean no limit."""
+    after, before = set(first), set(last)
+    for node in graph.nodes:
+        if any(graph.producer.get(name) in after for name in node.reads()):
+            after.add(node)
+    for node in reversed(graph.nodes):
+        if any(reader in before for o in node.outputs if o for reader in graph.consumers.get(o, ())):
+            before.add(node)
+    every = set(graph.nodes)
+    return (after if first else every) & (before if last else every)
