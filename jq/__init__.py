@@ -5,6 +5,7 @@ from jq.batch import chunked
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
+from jq.export import export
 from jq.fake import FakeQuant, fake_quant
 from jq.graph import Graph, Node, Value
 from jq.inspect import inspect
@@ -41,6 +42,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "export",
     "fake_quant",
     "inspect",
     "lint",

@@ -24,9 +24,8 @@ _ONE = 1 << _FRACTION
 _INFINITY = 0xFF << _FRACTION  # greater patterns are NaN
 _SIGN = np.int32(-(2**31))
 
-_TIES: dict[
-    Rounding, Callable[[Array, Array], Array]
-] = {  # whether a magnitude between `low` and `low + 1` becomes this
+# Whether a magnitude halfway between `low` and `low + 1` becomes the greater.
+_TIES: dict[Rounding, Callable[[Array, Array], Array]] = {
     "half_even": lambda low, negative: low % 2 == 1,
     "half_away": lambda low, negative: low >= 0,
     "half_up": lambda low, negative: ~negative,

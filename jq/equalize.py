@@ -5,8 +5,9 @@ weights has one scale, which its largest channel decides; the others use a part 
 two layers lets a positive factor through, f(s x) = s f(x), so a channel that the first layer makes s times larger
 and the second reads with weights s times smaller changes nothing, and s is free to be chosen.
 
-Patterns, equations and their order are those of AMD Quark 0.13, in float32 as there; where Quark would change the
-function, nothing is done. Three parts: `find_chains` says where factors may go, `*_factors` which ones are good,
+Patterns, equations and their order are those of AMD Quark 0.13, in float32 as there. Where Quark would change the
+function, it is left: Pads not of zeros, outputs within a chain, groups that are not depthwise; and arrays that
+others read too are copied. Three parts: `find_chains` says where factors may go, `*_factors` which ones are good,
 the rest multiplies.
 """
 
@@ -88,7 +89,7 @@ def equalize(
     >>> equalize(graph) is graph
     False
     """
-    if stem and steps:
+    if stem:
         graph = equalize_stem(graph)
     chains = find_chains(graph)
     order = (*chains, *chains[:1])  # Quark's list holds the first chain twice
@@ -98,7 +99,8 @@ def equalize(
         previous = dict(arrays)
         for chain in order:
             arrays |= _equalized(chain, arrays, threshold, append_bias)
-        latest = sum(_mean_change(previous[k].weight, arrays[k].weight) for k in arrays)
+        moved = [k for k in arrays if arrays[k] is not previous[k]]
+        latest = sum(_mean_change(previous[k].weight, arrays[k].weight) for k in moved)
         if abs(latest - change) > 1e-9:
             change, repeats = latest, 0
         else:
@@ -259,7 +261,8 @@ def stem_factors(rows: np.ndarray) -> np.ndarray:
     """
     ranges = _ranges(rows)
     live = ranges > _DEAD
-    return np.where(live, np.clip(ranges.max() / np.where(live, ranges, 1), 1.0, _STEM_LIMIT), 1)
+    with np.errstate(all="ignore"):
+        return np.where(live, np.clip(ranges.max() / np.where(live, ranges, 1), 1.0, _STEM_LIMIT), 1)
 
 
 def _ranges(rows: np.ndarray) -> np.ndarray:

@@ -34,8 +34,12 @@ def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton:
     return _model(graph, (*graph.inputs, *large.values()), [_tensor(k, a) for k, a in kept.items()])
 
 
-def save(graph: Graph, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
+def save(
+    graph: Graph, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None, *, check: bool = False
+) -> None:
     """Write the graph as an ONNX file, atomically; above protobuf's 2 GB, weights go to `<name>.data` beside it.
+
+    With `check`, only a file that onnx's checker accepts, full shape inference included, takes its place.
 
     >>> import jq, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,12 +54,23 @@ def save(graph: Graph, path: str | os.PathLike[str], params: Mapping[str, Any] |
             if outside:
                 tensors = _external(arrays, data)
                 draft.write_bytes(_model(graph, graph.inputs, tensors).SerializeToString())
-                os.replace(data, path.parent / data.name)
             else:
                 draft.write_bytes(to_model(graph, params).SerializeToString())
+            if check:
+                check_model(draft)
+            if outside:
+                os.replace(data, path.parent / data.name)
             os.replace(draft, path)  # the model goes last
     except OSError as error:
         raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+
+
+def check_model(model: ModelProto | Path) -> None:
+    """Raise a ModelError unless onnx's checker accepts a model, with full shape inference."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"onnx's checker refuses the model: {str(error).strip().splitlines()[0]}") from error
 
 
 def _arrays(graph: Graph, params: Mapping[str, Any] | None) -> dict[str, np.ndarray]:

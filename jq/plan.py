@@ -118,12 +118,16 @@ class Plan:
     def __repr__(self) -> str:
         return f"Plan({len(self.activations)} activations, {len(self.weights)} weights)"
 
+    def get(self, tensor: str) -> QParams | None:
+        """How a tensor is quantized; None if it is not."""
+        return self.activations.get(tensor) or self.weights.get(tensor)
+
     def __getitem__(self, tensor: str) -> QParams:
-        for part in (self.activations, self.weights):
-            if tensor in part:
-                return part[tensor]
-        known = [*self.activations, *self.weights]
-        raise ConfigError(f"tensor {tensor!r} is not quantized.{suggest(tensor, known)}")
+        found = self.get(tensor)
+        if found is None:
+            known = [*self.activations, *self.weights]
+            raise ConfigError(f"tensor {tensor!r} is not quantized.{suggest(tensor, known)}")
+        return found
 
     def __contains__(self, tensor: object) -> bool:
         return tensor in self.activations or tensor in self.weights
@@ -148,7 +152,7 @@ class Plan:
 
     def fake_quant(self, name: str, value: Any) -> Any:
         """What a tensor's readers get, in whatever order it lies."""
-        found = self.activations.get(name) or self.weights.get(name)
+        found = self.get(name)
         if found is None:
             return value
         if isinstance(value, ChannelsLast):

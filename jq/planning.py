@@ -64,7 +64,7 @@ def with_product_scales(plan: Plan, biases: Mapping[str, Node]) -> Plan:
     """Return the plan with biases in 32 bits, at the scale of the products that they are added to."""
     found: dict[str, QParams] = {}
     for name, node in biases.items():
-        x, w = (plan[t] if t in plan else None for t in node.inputs[:2])
+        x, w = map(plan.get, node.inputs[:2])
         if x is None or w is None or x.dynamic or not isinstance(x.grid, Integer) or not isinstance(w.grid, Integer):
             continue  # products of floats
         scale = (np.asarray(x.scale) * np.asarray(w.scale)).astype(np.float32)

@@ -267,13 +267,21 @@ def test_attributes_are_as_quark_writes_them() -> None:
     assert widths == {"mx9": 16, "mx6": 13, "mx4": 11}
 
 
-@pytest.mark.parametrize("op_type", ["BFPQuantizeDequantize", "MXQuantizeDequantize"])
-def test_defaults_single_elements_and_vectors(op_type: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("op_type", "domain"),
+    [
+        ("BFPQuantizeDequantize", QUARK),
+        ("MXQuantizeDequantize", QUARK),
+        ("BFPFixNeuron", "com.vai.quantize"),
+        ("MXFixNeuron", "com.vai.quantize"),
+    ],
+)
+def test_defaults_single_elements_and_vectors(op_type: str, domain: str, rng: np.random.Generator) -> None:
     fmt = block_of(op_type, {})[0]
     assert (fmt.rounding, fmt.size) == ("half_away", 8 if op_type[0] == "B" else 32)
 
     def run(x: np.ndarray) -> np.ndarray:
-        return outputs(one_node(op_type, {"x": x}, domain=QUARK), {"x": x})[0]
+        return outputs(one_node(op_type, {"x": x}, domain=domain), {"x": x})[0]
 
     one, vector = np.full((1, 1), 0.3337, np.float32), rng.normal(size=19).astype(np.float32)
     np.testing.assert_array_equal(run(one), one)

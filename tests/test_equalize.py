@@ -329,7 +329,7 @@ class TestShared:
     def test_other_reader(self):
         arrays = {"w": uneven(5, 4, 1, 1), "v": uneven(3, 5, 1, 1)}
         nodes = [node("Conv", ["x", "w"], ["a"], "a"), node("Conv", ["a", "v"], ["y"], "y")]
-        nodes += [node("Conv", ["x", "w"], ["b"]), node("Neg", ["b"], ["z"]), node("Neg", ["v"], ["u"])]
+        nodes += [node("Neg", ["x"], ["n"]), node("Conv", ["n", "w"], ["z"], "z"), node("Conv", ["z", "v"], ["u"], "u")]
         graph = equalized(build(nodes, arrays, outputs=["y", "z", "u"]))
         np.testing.assert_array_equal(graph.params["w"], arrays["w"])
         np.testing.assert_array_equal(graph.params["v"], arrays["v"])

@@ -6,6 +6,7 @@ Each pair of names is one operator: the library answers to those of its predeces
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,12 +62,14 @@ def block_of(op_type: str, attributes: Mapping[str, Any]) -> tuple[Block, int]:
     >>> block_of("BFPQuantizeDequantize", {"bit_width": 16, "rounding_mode": 2})
     (bfp16, 1)
     """
-    fmt = _mx(**attributes) if op_type in ("MXQuantizeDequantize", "MXFixNeuron") else _bfp(**attributes)
+    make = _mx if op_type in ("MXQuantizeDequantize", "MXFixNeuron") else _bfp
+    known = inspect.signature(make).parameters.keys() & attributes.keys() - {"axis"}
+    fmt = make(**{name: attributes[name] for name in known})
     named = (b for b in BLOCKS.values() if dataclasses.replace(fmt, name=b.name) == b)
     return next(named, fmt), attributes.get("axis", 1)
 
 
-def _mx(element_dtype: str = "int8", block_size: int = MXINT8.size, rounding_mode: int = 0, axis: int = 1) -> Block:
+def _mx(element_dtype: str = "int8", block_size: int = MXINT8.size, rounding_mode: int = 0) -> Block:
     if element_dtype not in ELEMENTS:
         raise UnsupportedOp(f"element_dtype is {element_dtype!r}; there are {', '.join(ELEMENTS)}")
     element = ELEMENTS[element_dtype]
@@ -78,17 +81,17 @@ def _mx(element_dtype: str = "int8", block_size: int = MXINT8.size, rounding_mod
 def _bfp(
     bfp_method: str = "to_bfp", bit_width: int = 16, block_size: int = BFP16.size, rounding_mode: int = 0,
     sub_block_size: int = MX9.sub_size, sub_block_shift_bits: int = MX9.shift_bits,
-    convert_to_bfloat_before_bfp: int = 0, use_compiler_version_cpu_kernel: int = 0, axis: int = 1,
+    convert_to_bfloat_before_bfp: int = 0, use_compiler_version_cpu_kernel: int = 0,
 ) -> Block:  # fmt: skip
     if not _HEADER < bit_width <= _WIDEST:
         raise UnsupportedOp(f"bit_width is {bit_width}; it may be {_HEADER + 1} to {_WIDEST}")
     fmt = Block("", "bfp", _size(block_size), magnitude(bit_width - _HEADER), _rounding(rounding_mode))
     fmt = dataclasses.replace(fmt, through_bfloat16=bool(convert_to_bfloat_before_bfp))
     if bfp_method in ("to_bfp_prime", "to_bfp_prime_shared"):
-        if _size(sub_block_size) > block_size or block_size % sub_block_size or sub_block_shift_bits < 0:
+        if _size(sub_block_size) > block_size or block_size % sub_block_size or not 0 <= sub_block_shift_bits <= 8:
             raise ModelError(
                 f"sub_block_size {sub_block_size} must divide block_size {block_size} and sub_block_shift_bits "
-                f"{sub_block_shift_bits} not be negative"
+                f"{sub_block_shift_bits} be 0 to 8"
             )
         fmt = dataclasses.replace(
             fmt, kind="bfp_prime", sub_size=sub_block_size, shift_bits=sub_block_shift_bits, flushes=True, poisons=True

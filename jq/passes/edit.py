@@ -16,7 +16,7 @@ def rename(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Return the graph with tensors that its nodes make and read renamed, in subgraphs too."""
 
     def visit(node: Node) -> Node:
-        node = _reading(node, names)
+        node = reading(node, names)
         return (
             node.replace(outputs=tuple(names.get(o, o) for o in node.outputs))
             if names.keys() & {*node.outputs}
@@ -26,7 +26,7 @@ def rename(graph: Graph, names: Mapping[str, str]) -> Graph:
     return graph.replace(nodes=tuple(visit(n) for n in graph.nodes))
 
 
-def _reading(node: Node, names: Mapping[str, str]) -> Node:
+def reading(node: Node, names: Mapping[str, str]) -> Node:
     """The node, its subgraphs included, reading other tensors."""
     if names.keys().isdisjoint(node.reads()):
         return node
@@ -35,7 +35,7 @@ def _reading(node: Node, names: Mapping[str, str]) -> Node:
         own = {v.name for v in inner.inputs} | inner.producer.keys()
         outer = {k: v for k, v in names.items() if k not in own}
         outputs = tuple(dataclasses.replace(v, name=outer.get(v.name, v.name)) for v in inner.outputs)
-        attrs[key] = inner.replace(nodes=tuple(_reading(n, outer) for n in inner.nodes), outputs=outputs)
+        attrs[key] = inner.replace(nodes=tuple(reading(n, outer) for n in inner.nodes), outputs=outputs)
     return node.replace(inputs=tuple(names.get(i, i) for i in node.inputs), attrs=attrs)
 
 
