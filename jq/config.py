@@ -124,6 +124,8 @@ class QuantConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", _overrides(self.overrides))
+        if self.strict_quark and self.method == "minmse":
+            object.__setattr__(self, "method", "minmse_hist")  # what Quark's minmse is
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name))
         for pattern, options in self.overrides:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from jq.graph import Graph
@@ -50,8 +50,8 @@ class FakeQuant:
         return self._traced[key]
 
 
-def as_planned(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph in the forms of the NPU that a plan wants, where its nodes are quantized."""
-    for name in plan.forms:
+def as_planned(graph: Graph, plan: Plan, forms: Collection[str] = tuple(FORMS)) -> Graph:
+    """Return the graph in the forms of the NPU that a plan wants, or some of them, where its nodes are quantized."""
+    for name in (n for n in plan.forms if n in forms):
         graph = FORMS[name](graph, lambda node: node.outputs[0] in plan.nodes)
     return graph

@@ -202,12 +202,11 @@ def integer(name: str) -> Integer:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name, of any kind; the vendor's capitals are fine.
+    """The format of that name, of any kind.
 
-    >>> format_named("MXFP8E4M3").size, format_named("int4").qmin
+    >>> format_named("mxfp8e4m3").size, format_named("int4").qmin
     (32, -8)
     """
-    found = _ALL.get(str(name).lower())
-    if found is None:
+    if name not in _ALL:
         raise ConfigError(f"no format {name!r}; there are {', '.join(_ALL)}.{suggest(str(name).lower(), _ALL)}")
-    return found
+    return _ALL[name]

@@ -11,9 +11,10 @@ import numpy as np
 from jq.config import QuantConfig, resolve
 from jq.constraints import Move, constrain
 from jq.errors import DataError
+from jq.fake import as_planned
 from jq.formats import INT32, Block, Format, Integer
 from jq.graph import Graph, Node
-from jq.passes.npu import FORMS
+from jq.passes.npu import FORMS, FUNCTIONS
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
 from jq.search import activation_qparams, weight_qparams
@@ -56,7 +57,8 @@ def plan_and_moves(
         nodes=placement.nodes,
         forms=tuple(name for name in FORMS if name in config.forms),
     )
-    plan, moves = constrain(graph, plan, stats, config, arrays)
+    # A Sigmoid that becomes a HardSigmoid is one for the constraints.
+    plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)
     return with_product_scales(plan, placement.products), moves
 
 

@@ -6,12 +6,8 @@ from jq.config import QuantConfig, resolve
 from jq.graph import Graph
 from jq.passes import simplify
 from jq.passes.biases import own_biases
-from jq.passes.npu import FORMS, STRUCTURE
+from jq.passes.npu import FORMS, FUNCTIONS, STRUCTURE, Rewrite
 from jq.selection import check_names, selected
-
-# Forms that change what an activation computes: what follows is calibrated as it will be. Quark has them later.
-_FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
-
 
 def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     """Return a graph with less in it and, for a config, of the operators that its target has.
@@ -29,10 +25,13 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     config = resolve(config)
     check_names(graph, config)
     graph = simplify(graph)
-    rewrites = [rewrite for name, rewrite in STRUCTURE.items() if name in config.rewrites]
-    if not config.strict_quark:
-        rewrites += [FORMS[name] for name in _FUNCTIONS if name in config.forms]
-    for rewrite in rewrites:
-        chosen = selected(graph, config)
-        graph = rewrite(graph, lambda node, chosen=chosen: node.outputs[0] in chosen)
+    everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
+    for name in (n for n in STRUCTURE if n in config.rewrites):
+        graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
+    for name in (n for n in FUNCTIONS if n in config.forms and not config.strict_quark):
+        graph = _rewritten(graph, FORMS[name], selected(graph, config))
     return own_biases(graph) if config.bias == "int32" else graph
+
+
+def _rewritten(graph: Graph, rewrite: Rewrite, chosen: frozenset[str]) -> Graph:
+    return rewrite(graph, lambda node: node.outputs[0] in chosen)

@@ -26,7 +26,7 @@ from jq.passes.npu.factors import average_pool_factor, rectangular_pool_factor, 
 from jq.passes.npu.pools import reduce_mean_to_pool, split_large_pool
 from jq.passes.npu.splits import split_to_slice
 
-__all__ = ["FORMS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
+__all__ = ["FORMS", "FUNCTIONS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
 
 STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
     {
@@ -37,6 +37,10 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
         "hard_swish_to_product": hard_swish_to_product,
     }
 )
+
+# Forms that change what an activation computes, and may be applied again. Where they come before calibration, what
+# follows is calibrated as it will be; Quark has them after it.
+FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
 
 FORMS: Mapping[str, Rewrite] = MappingProxyType(
     {
