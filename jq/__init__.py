@@ -4,6 +4,7 @@ from jq import zoo
 from jq.batch import chunked
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
+from jq.equalize import equalize
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.export import export
 from jq.fake import FakeQuant, fake_quant
@@ -13,14 +14,15 @@ from jq.layout import pack
 from jq.lint import Finding, lint
 from jq.onnx_read import load
 from jq.onnx_write import save, to_model
+from jq.pipeline import Result, quantize
 from jq.plan import Plan, QParams
 from jq.planning import make_plan
 from jq.prepare import prepare
+from jq.report import Report
 from jq.search import activation_qparams, activation_ranges, weight_qparams
 from jq.stats import Stats
 from jq.trace import Traced, trace
-
-__version__ = "0.1.0"
+from jq.version import __version__
 
 __all__ = [
     "ConfigError",
@@ -34,14 +36,18 @@ __all__ = [
     "Plan",
     "QParams",
     "QuantConfig",
+    "Report",
+    "Result",
     "Stats",
     "Traced",
     "UnsupportedOp",
     "Value",
+    "__version__",
     "activation_qparams",
     "activation_ranges",
     "calibrate",
     "chunked",
+    "equalize",
     "export",
     "fake_quant",
     "inspect",
@@ -51,6 +57,7 @@ __all__ = [
     "pack",
     "prepare",
     "presets",
+    "quantize",
     "save",
     "to_model",
     "trace",

@@ -43,6 +43,7 @@ from jq.observers import (
     CANDIDATES,
     ErrorTable,
     HistogramObserver,
+    Means,
     Moments,
     MovingRange,
     Observer,
@@ -85,12 +86,13 @@ def calibrate(
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> images, _ = jq.zoo.calibration_set()
     >>> jq.calibrate(graph, images[:16])
-    Stats(26 tensors, 16 samples, method='minmse', observers=['errors'])
+    Stats(26 tensors, 16 samples, method='minmse', observers=['means', 'errors'])
     """
     config = resolve(config)
     source = open_source(data, graph.inputs, seed=config.seed)
     mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
-    wanted = observers_of(config, again=source.again) | dict(observers or {}) if like is None else like.observers
+    own = observers_of(config, linear_inputs(graph), again=source.again)
+    wanted = own | dict(observers or {}) if like is None else like.observers
     step = _Step.of(graph, source, wanted, config, mesh)
     keeper = Keeper(Path(checkpoint), step.identity(source), step.shared) if checkpoint else Keeper()
     stream: Iterator[Batch]
@@ -138,9 +140,21 @@ def cuts_alone(graph: Graph, node: Node) -> bool:
     return entry is not None and entry.cuts and len(graph.consumers[node.inputs[0]]) == 1
 
 
-def observers_of(config: QuantConfig, *, again: bool = True) -> dict[str, Observer]:
+def linear_inputs(graph: Graph) -> tuple[str, ...]:
+    """The tensors that operators with a weight and a bias read, whose channels' means tell what rounding shifts."""
+    found = {}
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is not None and entry.channels is not None and entry.quant.bias is not None:
+            found[node.inputs[0]] = None
+    return tuple(found)
+
+
+def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bool = True) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
     found: dict[str, Observer] = {}
+    if config.corrects_bias:
+        found["means"] = Means(only=linear)
     if config.moving_average is not None:
         found["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":
@@ -186,7 +200,10 @@ class _Step:
         with _types_of(fn):
             _, seen = jax.eval_shape(lambda params, inputs: fn(params, inputs | known), dict(graph.params), feed)
         floats = {k: seen[k].shape for k in names if _is_float(seen[k])}
-        tensors = {k: {name: o.rows(shape) for name, o in observers.items()} for k, shape in floats.items()}
+        tensors = {
+            k: {name: o.rows(shape) if o.observes(k) else 0 for name, o in observers.items()}
+            for k, shape in floats.items()
+        }
         size = _multiple(config.batch, mesh)
         largest = max((math.prod(shape) for shape in floats.values()), default=0)
         if largest * size >= 1 << 31:
@@ -260,7 +277,13 @@ class _Step:
         def take(states: States, feed: tuple[Any, jax.Array]) -> tuple[States, None]:
             sample, counts = feed
             _, seen = self._tapped(places)(params, {**sample, **self.known})
-            rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(seen[tensor] for tensor in self.tensors))
+            rows = {
+                name: jax.tree.map(
+                    lambda *leaves: jnp.concatenate(leaves), *(s[name] for s in seen.values() if name in s)
+                )
+                for name in self.observers
+                if any(name in s for s in seen.values())
+            }
             new = self._merged(states, rows)
             return jax.tree.map(lambda a, b: jnp.where(counts, a, b), new, states), None
 
@@ -271,7 +294,7 @@ class _Step:
         return functools.reduce(self._merged, shares)
 
     def _merged(self, a: States, b: States) -> States:
-        return {name: o.merge(a[name], b[name]) for name, o in self.observers.items()}
+        return {name: o.merge(a[name], b[name]) if name in b else a[name] for name, o in self.observers.items()}
 
     def _tapped(self, places: Mapping[str, Place]) -> Any:
         """The traced graph, whose taps return the observers' states."""
@@ -285,11 +308,15 @@ class _Step:
                 start = next(starts[name])
                 own[name] = {k: v[start : start + rows[name]] for k, v in place.items()}
 
-            def observe(x: Any) -> States:
-                x = jnp.asarray(x).astype(jnp.float32)
-                return {name: o.observe(x, own[name]) for name, o in self.observers.items()}
+            here = {name: o for name, o in self.observers.items() if rows[name]}
 
-            return observe if any(o.axis is not None for o in self.observers.values()) else AnyOrder(observe)
+            def observe(x: Any, channels_last: bool = False) -> States:
+                x = jnp.asarray(x).astype(jnp.float32)
+                axes = {1: x.ndim - 1} if channels_last else {}
+                turned = {n: dataclasses.replace(o, axis=axes.get(o.axis, o.axis)) for n, o in here.items()}
+                return {name: o.observe(x, own[name]) for name, o in turned.items()}
+
+            return AnyOrder(observe) if all(o.axis in (None, 1) for o in here.values()) else observe
 
         return trace(self.graph, taps={name: tap(rows) for name, rows in self.tensors.items()})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
+import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from jq.errors import ConfigError, suggest
@@ -104,6 +104,7 @@ class QuantConfig:
     rewrites: tuple[str, ...] = tuple(STRUCTURE)
     forms: tuple[str, ...] = tuple(FORMS)
     cle: bool = True
+    bias_correction: bool = True  # biases take up what rounding of the weights shifts the outputs by, on average
     constraints: tuple[str, ...] = CONSTRAINTS
     strict_quark: bool = False  # every position and code as Quark computes them, its defects included
     finetune: Finetune | None = None
@@ -158,6 +159,11 @@ class QuantConfig:
             if not 0 < percent <= 100:
                 raise ConfigError(f"percentile {percent}; expected more than 0, at most 100")
 
+    def __str__(self) -> str:
+        """All options, each on a line of its own, as `from_dict` takes them."""
+        wrap = textwrap.TextWrapper(120, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        return "\n".join(wrap.fill(f"{name} = {value!r}") for name, value in self.to_dict().items())
+
     @property
     def activation_grid(self) -> Integer:
         """The codes that activations use, where they are integers."""
@@ -172,6 +178,12 @@ class QuantConfig:
     def calibrates(self) -> bool:
         """Whether scales of activations come from calibration data."""
         return isinstance(self.activation, Integer) and not (self.weights_only or self.dynamic)
+
+    @property
+    def corrects_bias(self) -> bool:
+        """Whether calibration measures what bias correction needs, and biases are corrected."""
+        integers = isinstance(self.weight, Integer) and self.calibrates
+        return self.bias_correction and integers and not self.strict_quark
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  a config is small
     def of(self, node: Node) -> QuantConfig:
@@ -272,7 +284,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
 _NUMBERS: dict[str, type] = {"bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float}
 _SWITCHES = (
     "symmetric", "weight_symmetric", "per_channel", "error_parts", "weights_only", "dynamic", "fuse_activations", "cle",
-    "strict_quark",
+    "bias_correction", "strict_quark",
 )  # fmt: skip
 _NAMES = ("exclude", "input_nodes", "output_nodes")
 
@@ -354,44 +366,70 @@ _CASTS = {
 _CASTING = {name: _CAST.replace(activation=format, weight=format) for name, format in _CASTS.items()}
 _CASTING["BF16"] = _CASTING["BF16"].replace(op_types=None)
 
-presets: Mapping[str, QuantConfig] = MappingProxyType(
-    {
-        **{
-            f"{name}{suffix}": config.replace(finetune=finetune)
-            for name, config in _BASES.items()
-            for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
-        },
-        "VINT8": _XINT8.replace(
-            activation=INT8,
-            rewrites=("batchnorm_to_conv", "split_to_slice"),
-            forms=(),
-            constraints=(),
-            fuse_activations=False,
-            op_types=None,
-            cle=False,
-        ),
-        "U8U8_AAWA": _ASYMMETRIC.replace(weight=UINT8, weight_symmetric=False),
-        "INT8_CNN_DEFAULT": _CNN,
-        "INT8_CNN_ACCURATE": _ACCURATE,
-        "INT16_CNN_DEFAULT": _CNN.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
-        "INT16_CNN_ACCURATE": _ACCURATE.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
-        **_CASTING,
-        **{f"{name}_ADAQUANT": config.replace(finetune="adaquant") for name, config in _CASTING.items()},
-        "UINT8_DYNAMIC_QUANT": _ASYMMETRIC.replace(
-            weight=UINT8, weight_symmetric=False, bias="float", dynamic=True, op_types=DYNAMIC_OPS, rewrites=()
-        ),
-    }
-)
+_PRESETS = {
+    **{
+        f"{name}{suffix}": config.replace(finetune=finetune)
+        for name, config in _BASES.items()
+        for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
+    },
+    "VINT8": _XINT8.replace(
+        activation=INT8,
+        rewrites=("batchnorm_to_conv", "split_to_slice"),
+        forms=(),
+        constraints=(),
+        fuse_activations=False,
+        op_types=None,
+        cle=False,
+    ),
+    "U8U8_AAWA": _ASYMMETRIC.replace(weight=UINT8, weight_symmetric=False),
+    "INT8_CNN_DEFAULT": _CNN,
+    "INT8_CNN_ACCURATE": _ACCURATE,
+    "INT16_CNN_DEFAULT": _CNN.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
+    "INT16_CNN_ACCURATE": _ACCURATE.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
+    **_CASTING,
+    **{f"{name}_ADAQUANT": config.replace(finetune="adaquant") for name, config in _CASTING.items()},
+    "UINT8_DYNAMIC_QUANT": _ASYMMETRIC.replace(
+        weight=UINT8, weight_symmetric=False, bias="float", dynamic=True, op_types=DYNAMIC_OPS, rewrites=()
+    ),
+}
 # Names of the whole family in the issues and guides: the usual member.
-_ALIASES = {"MXFP8": "MXFP8E4M3", "MXFP6": "MXFP6E2M3", "MXFP4": "MXFP4E2M1"}
+_FAMILIES = {"MXFP8": "MXFP8E4M3", "MXFP6": "MXFP6E2M3", "MXFP4": "MXFP4E2M1"}
+
+
+class _UnknownPresetError(ConfigError, KeyError):
+    """What a mapping raises, for `in` and `get`; with the text of an error, where a KeyError's is a repr."""
+
+    __str__ = Exception.__str__
+
+
+class Presets(Mapping[str, QuantConfig]):
+    """Configs by the names that Quark gives them, with or without its `_CONFIG`; MXFP8, -6 and -4 are the usual ones.
+
+    >>> presets["MXFP8"] == presets["MXFP8E4M3_CONFIG"], "XINT9" in presets
+    (True, False)
+    """
+
+    def __init__(self, configs: Mapping[str, QuantConfig]) -> None:
+        self._configs = dict(configs)
+
+    def __getitem__(self, name: str) -> QuantConfig:
+        family, *rest = str(name).removesuffix("_CONFIG").split("_")
+        full = "_".join((_FAMILIES.get(family, family), *rest))
+        if full not in self._configs:
+            near = suggest(full.upper(), [*self._configs, *_FAMILIES])
+            raise _UnknownPresetError(f"no preset {name!r}.{near} There are: {', '.join(self._configs)}")
+        return self._configs[full]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._configs)
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+
+presets = Presets(_PRESETS)
 
 
 def resolve(config: QuantConfig | str) -> QuantConfig:
     """The config itself, or the preset of that name."""
-    if isinstance(config, QuantConfig):
-        return config
-    name = str(config).removesuffix("_CONFIG")
-    name = _ALIASES.get(name, name)
-    if name not in presets:
-        raise ConfigError(f"no preset {config!r}; there are {', '.join(presets)}.{suggest(name, presets)}")
-    return presets[name]
+    return config if isinstance(config, QuantConfig) else presets[config]

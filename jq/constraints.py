@@ -62,7 +62,7 @@ def constrain(
     if not config.constraints:
         return plan, ()
     links, strict = _Links.of(graph, plan), config.strict_quark
-    error = _Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict)
+    error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict)
     start = {name: -int(plan[name].exponent) for name in plan if _has_position(plan[name])}
     moves: list[Move] = []
     if not strict:
@@ -292,8 +292,8 @@ _RULES: dict[str, Rule] = {  # in the order of a sweep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Errors:
-    """The squared error of a tensor at a position, relative to its power."""
+class Errors:
+    """The squared error of a tensor at a position, relative to its power, as calibration measured it."""
 
     graph: Graph
     plan: Plan
@@ -364,11 +364,39 @@ class _Errors:
         return float(self.stats.errors(name)["power"]) / (math.prod(sizes) * self.stats.feeds) if whole else 0.0
 
 
+def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], float | None]:
+    """Return what tells of each tensor the squared error that a plan makes, relative to its power, if it is known."""
+    measured = Errors(graph, plan, stats, graph.params, keeps_codes=False)
+
+    def error(tensor: str) -> float | None:
+        found = plan[tensor]
+        if tensor in plan.weights:
+            array = np.asarray(graph.params[tensor], np.float64)
+            lost, power = np.square(array - given_back(found, graph.params[tensor])).sum(), np.square(array).sum()
+            return float(lost / power) if power else None
+        known = stats is not None and "errors" in stats.observers and _has_position(found) and not found.dynamic
+        return measured(tensor, -int(found.exponent)) if known and _is_power(found) else None
+
+    return error
+
+
+def given_back(found: QParams, array: np.ndarray) -> np.ndarray:
+    """A weight as its codes give it back."""
+    if not isinstance(found.grid, Integer) or found.axis is not None:
+        return np.asarray(found.fake_quant(np.asarray(array, np.float32)), np.float64)
+    codes = found.stored(np.asarray(array, np.float32)).astype(np.float64)
+    return np.asarray((codes - found.zero_point) * np.float64(found.scale))
+
+
+def _is_power(found: QParams) -> bool:
+    return float(found.scale) == math.ldexp(1.0, int(found.exponent))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Cost:
     """What moving groups of tensors costs."""
 
-    error: _Errors
+    error: Errors
     groups: Mapping[str, Sequence[str]]
     links: _Links
 
@@ -397,7 +425,7 @@ class _Cost:
 # ---------------------------------------------------------------------------------------------
 
 
-def _united(links: _Links, config: QuantConfig, error: _Errors, start: Positions) -> tuple[_Links, list[Move]]:
+def _united(links: _Links, config: QuantConfig, error: Errors, start: Positions) -> tuple[_Links, list[Move]]:
     """The links with all that must be alike moving together, and those moves."""
     at, united, because = _At(start, dataclasses.replace(links, leader={})), links, dict[str, tuple[str, str]]()
     for rule in (r for r in _ALIGNED if r in config.constraints):
@@ -454,5 +482,5 @@ def _sweep(
                 positions[group] = after
 
 
-def _move(error: _Errors, rule: str, node: str, tensor: str, before: int, after: int) -> Move:
+def _move(error: Errors, rule: str, node: str, tensor: str, before: int, after: int) -> Move:
     return Move(rule, node, tensor, before, after, error(tensor, before), error(tensor, after))

@@ -18,7 +18,7 @@ from jq.errors import ConfigError, suggest
 from jq.fake import as_planned
 from jq.formats import Block, Float, Integer
 from jq.graph import Graph, Node
-from jq.onnx_write import save, to_model
+from jq.onnx_write import infer_types, save, to_model
 from jq.ops.blocks import node_of
 from jq.ops.nn import windows
 from jq.passes.clean import remove_unused
@@ -54,7 +54,9 @@ def export(
     ['QuantizeLinear', 'DequantizeLinear']
     """
     quantized = quantized_graph(graph, plan, params, format, opset)
-    quantized = quantized.replace(metadata={**graph.metadata, **(metadata or {})})
+    # What the file said of types inside may be another batch's: they follow from the inputs.
+    types = infer_types(quantized.replace(declared={}))
+    quantized = quantized.replace(declared=types, metadata={**graph.metadata, **(metadata or {})})
     if path is not None:
         save(quantized, path, check=True)
     return to_model(quantized) if path is None else onnx.load(path)
@@ -104,7 +106,7 @@ class _Writer:
         array, grid = np.asarray(self.arrays[name], np.float32), found.grid
         if isinstance(grid, Integer) and self.format != "fix_neuron":
             codes = self._name(f"{name}_quantized")
-            self.arrays[codes] = integer_codes(found, array)
+            self.arrays[codes] = found.stored(array)
             self.head.append(self._dequantize(name, codes, found))
         elif isinstance(grid, Float):
             codes = self._name(f"{name}_quantized")
@@ -220,23 +222,6 @@ class _Writer:
 
     def _name(self, name: str) -> str:
         return fresh(name, self.taken)
-
-
-def integer_codes(found: QParams, array: np.ndarray) -> np.ndarray:
-    """Return the codes of a weight, as they are stored.
-
-    >>> from jq.formats import INT8
-    >>> integer_codes(QParams(np.float32(0.5), np.int32(0), INT8), np.float32([1.2, -99]))
-    array([   2, -128], dtype=int8)
-    """
-    grid = found.grid
-    assert isinstance(grid, Integer)
-    scale, zero_point = (np.asarray(v) for v in (found.scale if found.coded is None else found.coded, found.zero_point))
-    if found.axis is not None:
-        shape = [-1 if i == found.axis % array.ndim else 1 for i in range(array.ndim)]
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    rounded = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
-    return np.clip(rounded, grid.qmin, grid.qmax).astype(np.int64).astype(grid.dtype)
 
 
 # ---------------------------------------------------------------------------------------------

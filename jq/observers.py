@@ -80,6 +80,10 @@ class Observer:
         """Which rows have a place that serves values in [low, high]."""
         return np.ones(np.shape(low), bool)
 
+    def observes(self, tensor: str) -> bool:
+        """Whether it looks at a tensor at all."""
+        return True
+
     def rows(self, shape: tuple[int, ...]) -> int:
         """How many rows a tensor of this shape has."""
         return 1 if self.axis is None or not shape else shape[self.axis % len(shape)]
@@ -158,6 +162,28 @@ class Moments(Observer):
         rest = tuple(range(1, x.ndim))
         count = jnp.full(x.shape[0], math.prod(x.shape[1:]), jnp.int32)
         return {"count": count, "total": x.sum(rest), "square": (x * x).sum(rest)}
+
+    def merge(self, a: State, b: State) -> State:
+        return {k: a[k] + b[k] for k in a}
+
+
+@dataclasses.dataclass(frozen=True)
+class Means(Observer):
+    """Count and sum of each channel of some tensors."""
+
+    axis: int | None = 1
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    def init(self, rows: int, place: Place) -> State:
+        return {"count": jnp.zeros(rows, jnp.int32), "total": jnp.zeros(rows)}
+
+    def observe(self, x: Array, place: Place) -> State:
+        x = self._by_row(x)
+        count = jnp.full(x.shape[0], math.prod(x.shape[1:]), jnp.int32)
+        return {"count": count, "total": x.sum(tuple(range(1, x.ndim)))}
 
     def merge(self, a: State, b: State) -> State:
         return {k: a[k] + b[k] for k in a}

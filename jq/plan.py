@@ -56,6 +56,21 @@ class QParams:
         scale = self._along(self.scale if self.coded is None else self.coded, x, axis)
         return codes(x, scale, self._along(self.zero_point, x, axis), self.grid)
 
+    def stored(self, array: np.ndarray) -> np.ndarray:
+        """The codes of a weight as a file holds them.
+
+        >>> from jq.formats import INT8
+        >>> QParams(np.float32(0.5), np.int32(0), INT8).stored(np.float32([1.2, -99]))
+        array([   2, -128], dtype=int8)
+        """
+        assert isinstance(self.grid, Integer)
+        scale, zero_point = (np.asarray(v) for v in (self.scale if self.coded is None else self.coded, self.zero_point))
+        if self.axis is not None:
+            shape = [-1 if i == self.axis % array.ndim else 1 for i in range(array.ndim)]
+            scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+        found = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
+        return np.clip(found, self.grid.qmin, self.grid.qmax).astype(np.int64).astype(self.grid.dtype)
+
     def fake_quant(self, x: Array, axis: int | None = None) -> Array:
         """What quantizing and dequantizing makes of x, with a straight-through gradient.
 

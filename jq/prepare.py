@@ -9,6 +9,7 @@ from jq.passes.biases import own_biases
 from jq.passes.npu import FORMS, FUNCTIONS, STRUCTURE, Rewrite
 from jq.selection import check_names, selected
 
+
 def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     """Return a graph with less in it and, for a config, of the operators that its target has.
 

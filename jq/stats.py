@@ -7,13 +7,13 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from jq import files
 from jq.config import QuantConfig
 from jq.errors import DataError, Error, suggest
 from jq.formats import Integer
@@ -205,14 +205,7 @@ def write(path: str | os.PathLike[str], stats: Stats, extra: Mapping[str, Any]) 
     # One key of metadata: their order in the file is not defined.
     arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
     data = safetensors.numpy.save(arrays, {"jq": json.dumps(header)})
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.draft")  # a killed run's is overwritten by the next
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(data)
-        os.replace(draft, target)
-    except OSError as error:
-        raise DataError(f"cannot write {target}: {error.strerror or error}") from error
+    files.write(path, data)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
@@ -271,4 +264,5 @@ def _observer(described: Mapping[str, Any]) -> Observer:
     if name not in found:
         raise DataError(f"no observer {name!r} is known here: import the module that defines it first")
     values: dict[str, Any] = {k: Integer(**v) if isinstance(v, dict) else v for k, v in fields.items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return found[name](**values)

@@ -30,9 +30,9 @@ Scope = dict[str, Any]  # tensor name -> numpy array, jax array, ChannelsLast, l
 
 @dataclasses.dataclass(frozen=True)
 class AnyOrder:
-    """A tap that does not mind in which order its tensor lies: nothing is transposed for it."""
+    """A tap that takes its tensor as it lies, and whether its channels are last: nothing is transposed for it."""
 
-    tap: Callable[[Array], Any]
+    tap: Callable[[Array, bool], Any]
 
 
 Tap = Callable[[Array], Any] | AnyOrder
@@ -202,7 +202,8 @@ class Traced:
 
 def _tap(tap: Tap, value: Any) -> Any:
     if isinstance(tap, AnyOrder):
-        return tap.tap(value.array if isinstance(value, layout.ChannelsLast) else value)
+        last = isinstance(value, layout.ChannelsLast)
+        return tap.tap(value.array if last else value, last)
     return tap(layout.plain(value))
 
 

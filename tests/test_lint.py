@@ -18,11 +18,14 @@ from onnx import TensorProto, helper
 import jq.zoo
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, ModelError
-from jq.lint import NPU_FORMATS, RULES, Finding, lint, pool_factor
+from jq.lint import RULES, Finding, lint
+from jq.npu_support import NPU_FORMATS
 from jq.onnx_read import load
+from jq.passes.npu.reciprocals import pool_factor, pool_multiplier
 from tests.conftest import one_node
 from tests.passes.models import batchnorm, build, node, normal, statistics
 
+XINT8 = presets["XINT8"]
 REAL = sorted(Path("/tmp/zoo").glob("*.onnx"))  # noqa: S108  present on the machine that develops this, or not
 
 
@@ -101,13 +104,29 @@ def test_formats_differ(op: str, severities: Mapping[str, str]) -> None:
 def test_split_becomes_slices() -> None:
     split = node("Split", ["a"], ["p", "q"], axis=1)
     model = convs(split, node("Concat", ["q", "p"], ["b"], axis=1))
-    assert "Slice" in only(model, "op-not-on-npu").message and only(model, "op-not-on-npu").severity == "note"
+    for config in ("XINT8", "A8W8", "VINT8"):
+        found = only(model, "op-not-on-npu", config)
+        assert "makes Slices" in found.message and found.severity == "note"
+    assert "makes Slices" in only(model, "op-not-on-npu", XINT8.replace(op_types=("Conv",))).message
+    for config in (XINT8.replace(rewrites=()), XINT8.replace(exclude=("Split",))):
+        found = only(model, "op-not-on-npu", config)
+        assert "the CPU" in found.message and found.severity == "warning"
 
 
 def test_sigmoid_that_gates_its_input() -> None:
     silu = (node("Sigmoid", ["a"], ["s"]), node("Mul", ["a", "s"], ["b"]))
     assert "1 of them gate" in only(convs(*silu), "op-not-on-npu").message
-    assert "gate" not in only(convs(node("Sigmoid", ["a"], ["b"])), "op-not-on-npu").message
+    plain = convs(node("Sigmoid", ["a"], ["b"]))
+    assert "gate" not in only(plain, "op-not-on-npu").message
+    for config in ("VINT8", XINT8.replace(exclude=("Sigmoid",)), XINT8.replace(forms=())):
+        assert "listed for A8W8, A16W8, BF16" in only(plain, "op-not-on-npu", config).message
+
+
+def test_a_type_of_which_some_are_excluded_is_two_findings() -> None:
+    nodes = (node("Sigmoid", ["a"], ["s"], name="in"), node("Sigmoid", ["s"], ["b"], name="out"))
+    config = XINT8.replace(exclude=("out",))
+    found = {f.where: f.message for f in lint(convs(*nodes), config) if f.rule == "op-not-on-npu"}
+    assert "HardSigmoid" in found["in"] and "the CPU" in found["out"]
 
 
 def test_shape_arithmetic_is_no_operator_of_the_npu() -> None:
@@ -134,7 +153,7 @@ def test_tables() -> None:
     assert not listed["A16W8"] & {"Resize", "ReduceMean", "HardSwish"}
     for op in NPU_FORMATS.keys() - {"GroupConv"}:
         assert onnx.defs.has(op), op
-    assert len({r.check for r in RULES}) == len(RULES)
+    assert len({r.name for r in RULES}) == len(RULES)
 
 
 # shapes, opsets, structure
@@ -233,7 +252,7 @@ def test_leaky_slope(alpha: float | None, held: str | None, severity: str | None
     else:
         found = only(model, "leaky-slope")
         assert held in found.message and found.severity == severity
-    assert rules(model, "A8W8") == []
+    assert rules(model, "A8W8") == rules(model, XINT8.replace(exclude=("LeakyRelu",))) == []
 
 
 def test_hard_sigmoid() -> None:
@@ -248,6 +267,7 @@ def test_clip_range(low: float, high: float, fires: bool) -> None:
     arrays = {"low": np.float32(low), "high": np.float32(high)}
     clip = node("Clip", ["a", "low", "high"], ["b"])
     assert rules(convs(clip, arrays=arrays)) == ["clip-range"] * fires
+    assert rules(convs(clip, arrays=arrays), "VINT8") == []  # which computes no activation with another operator
     between = convs(node("Abs", ["a"], ["c"]), node("Clip", ["c", "low", "high"], ["b"]), arrays=arrays)
     assert rules(between) == []
 
@@ -256,9 +276,8 @@ def pool(side: int | tuple[int, ...], op: str = "AveragePool", size: int = 64, *
     kernel = side if isinstance(side, tuple) else (side, side)
     if op == "AveragePool":
         attrs |= {"kernel_shape": kernel}
-    else:
-        size = kernel[0]
-    return convs(node(op, ["a"], ["b"], name="pool", **attrs), x=(1, 4, size, size))
+    image = (size, size) if op == "AveragePool" else kernel
+    return convs(node(op, ["a"], ["b"], name="pool", **attrs), x=(1, 4, *image))
 
 
 # the table of the NPU's specification
@@ -270,7 +289,7 @@ def pool(side: int | tuple[int, ...], op: str = "AveragePool", size: int = 64, *
     ],
 )
 def test_pool_factor(side: int, percent: float) -> None:
-    assert round(100 * (pool_factor((side, side)) * side * side - 1), 2) == pytest.approx(percent)
+    assert round(100 * (pool_factor(side, side) - 1), 2) == pytest.approx(percent)
     if side * side > 512:
         return
     for op in ("AveragePool", "GlobalAveragePool"):
@@ -284,8 +303,6 @@ def test_pool_factor(side: int, percent: float) -> None:
 
 
 def test_pool_factor_of_rectangles_and_axes() -> None:
-    assert pool_factor((2, 3)) == 85 / 2**9
-    assert pool_factor((7, 7), table=False) == 73 * 73 / 2**18
     assert "not simulate" in only(pool((2, 3)), "pool-factor").message
     mean = convs(node("ReduceMean", ["a"], ["b"], axes=[2, -1]), x=(1, 4, 7, 7))
     assert "73/512 * 73/512" in only(mean, "pool-factor").message
@@ -293,11 +310,14 @@ def test_pool_factor_of_rectangles_and_axes() -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=2))
 def test_pool_factor_is_near(window: list[int]) -> None:
-    assert abs(pool_factor(window) * math.prod(window) - 1) < 0.03
+    multiplier, shift = pool_multiplier(window)
+    assert abs(multiplier / 2**shift * math.prod(window) - 1) < 0.03
 
 
 def test_pool_size() -> None:
     assert only(pool(28, "GlobalAveragePool"), "pool-size").severity == "note"
+    assert only(pool(28, "GlobalAveragePool"), "pool-size", "VINT8").severity == "warning"  # and is not split
+    assert only(pool((29, 31), "GlobalAveragePool"), "pool-size").severity == "warning"  # prime numbers
     assert only(pool(28), "pool-size").severity == "warning"
     assert only(pool((1, 257), size=300), "pool-size").severity == "warning"
     assert rules(pool((16, 32))) == []  # 512 elements

@@ -9,7 +9,7 @@ from jq.graph import Graph, Node
 from jq.passes.edit import fresh
 from jq.passes.npu.edits import Applies, candidates, everywhere, node_names, static_shape, substitute
 
-_LARGEST_WINDOW = 512
+LARGEST_WINDOW = 512  # in pixels
 
 
 def reduce_mean_to_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
@@ -34,11 +34,7 @@ def split_large_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
     nodes: dict[Node, Sequence[Node]] = {}
     for node in candidates(graph, applies, "GlobalAveragePool"):
         match static_shape(graph, node.inputs[0], 4):
-            case (_, _, int(height), int(width)) if height * width > _LARGEST_WINDOW:
-                kernel = (_smaller_factor(height), _smaller_factor(width))
-                rest = (height // kernel[0]) * (width // kernel[1])
-                if max(math.prod(kernel), rest) > _LARGEST_WINDOW:
-                    continue
+            case (_, _, int(height), int(width)) if kernel := split_kernel(height, width):
                 between = fresh(f"{node.inputs[0]}_Split", taken)
                 attrs = {"kernel_shape": kernel, "strides": kernel}
                 first = Node(
@@ -46,6 +42,18 @@ def split_large_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
                 )
                 nodes[node] = (first, node.replace(inputs=(between,)))
     return substitute(graph, nodes)
+
+
+def split_kernel(height: int, width: int) -> tuple[int, int] | None:
+    """The window of the first of two steps; None where one step is enough, or two are not.
+
+    >>> split_kernel(28, 28), split_kernel(16, 16)
+    ((4, 4), None)
+    """
+    kernel = _smaller_factor(height), _smaller_factor(width)
+    rest = (height // kernel[0]) * (width // kernel[1])
+    large, fits = height * width > LARGEST_WINDOW, max(math.prod(kernel), rest) <= LARGEST_WINDOW
+    return kernel if large and fits else None
 
 
 def reduced_axes(graph: Graph, node: Node) -> tuple[int, ...] | None:

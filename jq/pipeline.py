@@ -1,0 +1,162 @@
+"""The whole flow on one page: a float model and a little data in, a quantized model and its evidence out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+from onnx import ModelProto
+
+from jq.bias import correct_biases
+from jq.calibrate import calibrate
+from jq.config import QuantConfig, presets, resolve
+from jq.equalize import equalize
+from jq.errors import ConfigError, ModelError
+from jq.export import Format, export
+from jq.graph import Graph
+from jq.lint import lint
+from jq.onnx_read import load
+from jq.plan import Plan
+from jq.planning import plan_and_moves
+from jq.prepare import prepare
+from jq.report import Report, report_of
+from jq.stats import Stats
+from jq.version import __version__
+
+Source = str | os.PathLike[str] | bytes | ModelProto | Graph
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """What `quantize` gives: the model, and what it was made from."""
+
+    model: ModelProto
+    plan: Plan
+    report: Report
+    graph: Graph  # prepared and equalized: what the plan is of
+    stats: Stats | None
+
+
+def quantize(
+    model: Source,
+    data: Any = None,
+    config: QuantConfig | str = "XINT8",
+    *,
+    output: str | os.PathLike[str] | None = None,
+    format: Format = "qdq",
+    opset: int | None = None,
+    mesh: Mesh | None = None,
+) -> Result:
+    """Return a float ONNX model quantized by a preset or config, calibrated on `data`; write it to `output`.
+
+    `data` is what `jq.calibrate` takes; None is random data, with a warning.
+
+    >>> import jq
+    >>> images, labels = jq.zoo.calibration_set()
+    >>> result = jq.quantize(jq.zoo.path("fashion_resnet"), images[:64], "XINT8")
+    >>> result.plan
+    Plan(26 activations, 32 weights)
+    """
+    config, start = resolve(config), time.perf_counter()
+    check_output(output)
+    original = model if isinstance(model, Graph) else load(model)
+    refuse_quantized(original)
+    graph = prepare(original, config)
+    if config.cle:
+        graph = equalize(graph)
+    stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
+    if config.finetune:
+        warnings.warn(
+            f"{config.finetune} is not part of this version yet: weights are rounded to nearest", stacklevel=2
+        )
+    plan, moves = plan_and_moves(graph, stats, config)
+    if stats is not None and config.corrects_bias:
+        graph = correct_biases(graph, plan, stats)
+        plan, moves = plan_and_moves(graph, stats, config)
+    metadata = _metadata(model, original, config)
+    quantized = export(graph, plan, format=format, path=output, opset=opset, metadata=metadata)
+    facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
+    title = f"{_name(model, original)} in {_preset_name(config)}"
+    report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))
+    return Result(quantized, plan, report, graph, stats)
+
+
+def refuse_quantized(graph: Graph) -> None:
+    """Raise a ModelError for a model that is quantized already."""
+    found = [n for n in graph.nodes if n.op_type in _QUANTIZERS or n.op_type.startswith("QLinear")]
+    if found:
+        raise ModelError(
+            f"the model is quantized already: node {found[0].label!r} is a {found[0].qualified}. Give the float model; "
+            "to look at this one, see jq.split_quantizers"
+        )
+
+
+_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "FixNeuron", "VitisQuantizeLinear", "ConvInteger"})
+
+
+def check_output(output: str | os.PathLike[str] | None) -> None:
+    """Raise a ConfigError where no file can be written, before any work is done."""
+    if output is None:
+        return
+    path = Path(output)
+    if path.is_dir():
+        raise ConfigError(f"the output {path} is a folder; give the name of a file in it")
+    folder = next(p for p in (path.parent, *path.parent.parents) if p.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"the output {path} cannot be written: {folder} is no folder that may be written to")
+
+
+def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str]:
+    """Where a quantized model comes from, as it carries with it."""
+    digest = hashlib.sha256()
+    if isinstance(model, (str, os.PathLike)):
+        digest.update(Path(model).read_bytes())
+    elif isinstance(model, bytes):
+        digest.update(model)
+    else:
+        for node in graph.nodes:
+            digest.update(
+                repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode()
+            )
+        for name, array in sorted(graph.arrays.items()):
+            digest.update(name.encode() + array.tobytes())
+    options = json.dumps(config.to_dict(), sort_keys=True)
+    return {
+        "jq.version": __version__,
+        "jq.config": options,
+        "jq.seed": str(config.seed),
+        "jq.source_sha256": digest.hexdigest(),
+    }
+
+
+def _facts(
+    graph: Graph, config: QuantConfig, stats: Stats | None, model: ModelProto, metadata: Mapping[str, str]
+) -> dict[str, str]:
+    float_bytes, bytes_now = sum(a.nbytes for a in graph.arrays.values()), model.ByteSize()
+    return {
+        "config": _preset_name(config),
+        "method": config.method if stats is not None else "none: activations need no calibration",
+        "samples": str(stats.feeds) if stats is not None else "0",
+        "nodes": f"{len(graph.nodes)}, quantized: {len(model.graph.node)}",
+        "size": f"{float_bytes:,} bytes of weights, quantized: {bytes_now:,} bytes of model",
+        "source sha256": metadata["jq.source_sha256"],
+        "jq": metadata["jq.version"],
+        "seed": metadata["jq.seed"],
+    }
+
+
+def _preset_name(config: QuantConfig) -> str:
+    near = next((name for name, preset in presets.items() if preset == config), None)
+    return near or "a config of its own"
+
+
+def _name(model: Source, graph: Graph) -> str:
+    return Path(model).name if isinstance(model, (str, os.PathLike)) else graph.name
