@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from jq.formats import FLOATS, INTEGERS, Block, Float, Integer
 from jq.graph import Graph, Node, Value
 from jq.ops.blocks import QUARK, block_of, node_of
+from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh, rename
 from jq.plan import Plan, QParams
 from jq.trace import demanded
@@ -44,6 +45,7 @@ class _Quantizer:
     nodes: tuple[Node, ...]
     results: tuple[str, ...]
     weight: np.ndarray | None = None  # what the codes stand for
+    stored: bool = False  # the source is an array of codes
 
 
 def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
@@ -57,10 +59,11 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
     >>> plan = jq.make_plan(graph, jq.calibrate(graph, jq.zoo.calibration_set()[0][:16]))
     >>> found, again = split_quantizers(jq.load(jq.export(graph, plan)))
     >>> again, again["stem.weight"]
-    (Plan(23 activations, 20 weights), QParams(scale=0.03125, zero_point=0, int8))
+    (Plan(26 activations, 32 weights), QParams(scale=0.03125, zero_point=0, int8))
     >>> set(graph.params) <= set(found.params)
     True
     """
+    graph = remove_unused(graph)  # as `export` does: what nobody needs is no reader
     refused: set[Node] = set()
     while True:
         quantizers = _accepted(graph, refused)
@@ -116,9 +119,15 @@ def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
         return None if found.axis is not None and isinstance(found.grid, Integer) else merged
     if weight.dtype != np.float32 or found.dynamic:
         return None
-    if found.axis is None or not isinstance(found.grid, Integer):
-        return merged
-    return dataclasses.replace(merged, qparams=dataclasses.replace(found, axis=found.axis % weight.ndim))
+    grid = found.grid
+    if isinstance(grid, Block) or merged.nodes[0].op_type == "FixNeuron":
+        return merged  # `export` writes these of weights too, which so keep what rounding takes from them
+    if not np.isfinite(weight).all():
+        return None
+    found = _counted(found, weight.ndim)
+    bounded = weight if isinstance(grid, Integer) else np.clip(weight, -grid.largest, grid.largest)
+    meant = _meant(found.stored(weight) if isinstance(grid, Integer) else bounded.astype(grid.dtype), found)
+    return None if meant is None else dataclasses.replace(merged, qparams=found, weight=meant)
 
 
 def _of_codes(graph: Graph, name: str) -> Iterator[_Quantizer]:
@@ -232,10 +241,14 @@ def _weight(graph: Graph, node: Node, name: str) -> _Quantizer | None:
         return None
     if not graph.output_names.isdisjoint(node.outputs):
         return None
-    if found.axis is not None:
-        found = dataclasses.replace(found, axis=found.axis % codes.ndim)
+    found = _counted(found, codes.ndim)
     weight = _meant(codes, found)
-    return None if weight is None else _Quantizer(name, found, (node,), node.outputs[:1], weight)
+    return None if weight is None else _Quantizer(name, found, (node,), node.outputs[:1], weight, stored=True)
+
+
+def _counted(found: QParams, rank: int) -> QParams:
+    """The same with an axis that counts from the first one."""
+    return found if found.axis is None else dataclasses.replace(found, axis=found.axis % rank)
 
 
 def _meant(codes: np.ndarray, found: QParams) -> np.ndarray | None:
@@ -336,11 +349,11 @@ def _names(graph: Graph, quantizers: Sequence[_Quantizer]) -> dict[_Quantizer, s
     found: dict[_Quantizer, str] = {}
     for quantizer in quantizers:
         public = graph.output_names.intersection(quantizer.results)
-        if quantizer.weight is None:
+        if not quantizer.stored:
             found[quantizer] = next(iter(public), quantizer.source)
             taken.add(found[quantizer])
     for quantizer in quantizers:
-        if quantizer.weight is not None:
+        if quantizer.stored:
             candidates = _weight_names(quantizer)
             found[quantizer] = fresh(next((c for c in candidates if c not in taken), candidates[0]), taken)
     return found
@@ -359,12 +372,12 @@ def _weight_names(quantizer: _Quantizer) -> list[str]:
 def _without(graph: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> Graph:
     """The graph without these quantizers."""
     removed = {n for q in quantizers for n in q.nodes}
-    sources = {q.source for q in quantizers if q.weight is None}
+    sources = {q.source for q in quantizers if not q.stored}
     unread = _unread(graph, removed) - sources
     arrays = {k: a for k, a in graph.arrays.items() if k not in unread}
     arrays |= {names[q]: q.weight for q in quantizers if q.weight is not None}
     renamed = {result: names[q] for q in quantizers for result in q.results}
-    renamed |= {q.source: names[q] for q in quantizers if q.weight is None}
+    renamed |= {q.source: names[q] for q in quantizers if not q.stored}
     nodes = tuple(n for n in graph.nodes if n not in removed)
     found = rename(graph.with_arrays(arrays, nodes=nodes), {k: v for k, v in renamed.items() if k != v})
     used = {n.domain for n in found.walk()}

@@ -150,9 +150,10 @@ def _positive_axis(found, rank):
         ("fashion_mobilenet", "XINT8", "vitis_qdq", None),
         ("fashion_mobilenet", "XINT8", "fix_neuron", None),
         ("fashion_mobilenet", "A8W8", "vitis_qdq", None),
-        ("fashion_resnet", "A16W8", "vitis_qdq", 13),
+        ("fashion_resnet", "A16W8", "vitis_qdq", 18),
         ("fashion_resnet", "A16W8", "qdq", 21),
-        ("fashion_resnet", "XINT8", "qdq", 13),
+        ("fashion_resnet", "XINT8", "qdq", 19),
+        ("fashion_mobilenet", jq.presets["A8W8"].replace(per_channel=True), "qdq", 17),
     ],
 )
 def test_other_formats_and_opsets_give_the_same_plan_and_come_back_to_the_byte(name, preset, format, opset):
@@ -176,7 +177,7 @@ def test_other_formats_and_opsets_give_the_same_plan_and_come_back_to_the_byte(n
         ("fashion_resnet", "FP16", 0.05),
         ("fashion_resnet", "BFP16", None),
         ("fashion_resnet", "MXINT8", None),
-        ("fashion_mobilenet", "UINT8_DYNAMIC_QUANT", 0.05),
+        ("fashion_mobilenet", "UINT8_DYNAMIC_QUANT", 0.3),  # a code that differs may move the next scale
     ],
 )
 def test_the_float_graph_with_its_plan_computes_what_the_file_does(name, preset, steps, rng):
@@ -185,7 +186,8 @@ def test_the_float_graph_with_its_plan_computes_what_the_file_does(name, preset,
     split = split_quantizers(loaded)
     feeds = {"input": (rng.standard_normal((4, 1, 28, 28)) * 2).astype(np.float32)}
     (have,) = run(split, feeds)
-    np.testing.assert_array_equal(have, jq.trace(loaded)(loaded.params, feeds)["logits"])
+    if preset != "BF16":  # XLA drops Cast to bfloat16 and back
+        np.testing.assert_array_equal(have, jq.trace(loaded)(loaded.params, feeds)["logits"])
     if steps is not None:  # onnxruntime has no block formats
         step = split[1]["logits"].scale if "logits" in split[1] else 1
         (want,) = onnxruntime_outputs(model, feeds)
@@ -195,10 +197,9 @@ def test_the_float_graph_with_its_plan_computes_what_the_file_does(name, preset,
 def test_what_an_export_wrote_out_for_the_npu_is_not_applied_again():
     graph, plan = split_quantizers(jq.load(written("fashion_resnet", "XINT8")))
     assert plan.forms == ()
-    assert [n.op_type for n in graph.consumers["gap_Mul"]] == ["Mul"]
-    assert "gap" in plan
-    assert "gap_Mul" not in plan
-    assert plan.nodes >= {"gap", "logits"}
+    assert graph.producer["pool.mean"].inputs == ("pool.mean_Mul", "pool.mean_Scale")
+    assert "pool.mean" in plan and "pool.mean_Mul" not in plan
+    assert plan.nodes >= {"pool.mean", "logits"}
 
 
 def test_codes_that_were_made_at_another_scale_stay():
@@ -228,8 +229,8 @@ def test_reference_models_keep_quantizers_codes_and_results(path, rng):
     # A mean over 3x3 is no float32 number: jq's and onnxruntime's last bits differ, and there are ties.
     inexact = {"cnn.XINT8.onnx": 1.0}.get(path.name, 0.0 if "XINT8" in path.name else 1.0)
     for value, have, want in zip(graph.outputs, run(split, feeds), expected, strict=True):
-        bound = inexact * float(plan[value.name].scale) if value.name in plan else 1e-6
-        np.testing.assert_allclose(have, want, rtol=0, atol=1.001 * bound, err_msg=value.name)
+        bound = 1.001 * inexact * float(plan[value.name].scale) if value.name in plan else 1e-6
+        np.testing.assert_allclose(have, want, rtol=0 if value.name in plan else 1e-6, atol=bound, err_msg=value.name)
     back = exported(split, loaded.opset())
     for have, want in zip(onnxruntime_outputs(back, feeds), expected, strict=True):
         np.testing.assert_array_equal(have, want)
@@ -256,12 +257,14 @@ def test_reference_models_get_the_names_of_their_float_models(path):
 
 
 def built(nodes, outputs, opset=21, inputs=(("x", TensorProto.FLOAT, (2, 4)),), **arrays):
+    """A model of these nodes, with such of the usual parameters as they read."""
+    arrays = {k: v for k, v in PARAMETERS.items() if any(f'"{k}"' in str(n) for n in nodes)} | arrays
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info(*i) for i in inputs],
         [onnx.ValueInfoProto(name=o) for o in outputs],
-        [numpy_helper.from_array(np.asarray(v), k) for k, v in (PARAMETERS | arrays).items()],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items()],
     )
     domains = {n.domain for n in nodes} - {""}
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in sorted(domains))]
@@ -286,24 +289,29 @@ def dq(codes, result, scale="s", zero="z", **attrs):
     return node("DequantizeLinear", [codes, scale, *([zero] if zero else [])], [result], **attrs)
 
 
+def op(op_type, inputs, outputs, **attrs):
+    return node(op_type, inputs.split(), outputs.split(), **attrs)
+
+
 def relu(source, result):
     return node("Relu", [source], [result])
 
 
 PAIR = ["DequantizeLinear", "QuantizeLinear"]
+EIGHT = np.int8([-8, 0, 3, 7])
 ODD = {
     # name: (nodes, outputs, quantized tensors, quantizers that stay, arrays)
-    "for all readers": ([q("x", "c"), dq("c", "d"), relu("d", "y"), node("Neg", ["d"], ["y2"])], "y y2", "x", []),
-    "for some readers": ([q("x", "c"), dq("c", "d"), relu("d", "y"), node("Neg", ["x"], ["y2"])], "y y2", "", PAIR),
+    "for all readers": ([q("x", "c"), dq("c", "d"), relu("d", "y"), op("Neg", "d", "y2")], "y y2", "x", []),
+    "for some readers": ([q("x", "c"), dq("c", "d"), relu("d", "y"), op("Neg", "x", "y2")], "y y2", "", PAIR),
     "of an output too": ([relu("x", "r"), q("r", "c"), dq("c", "d"), relu("d", "y")], "y r", "", PAIR),
-    "of the outputs": ([relu("x", "y_in"), q("y_in", "c"), dq("c", "y"), node("Neg", ["y"], ["y2"])], "y y2", "y", []),
+    "of the outputs": ([relu("x", "y_in"), q("y_in", "c"), dq("c", "y"), op("Neg", "y", "y2")], "y y2", "y", []),
     "two outputs": ([relu("x", "r"), q("r", "c"), dq("c", "y"), dq("c", "y2")], "y y2", "", ["DequantizeLinear", *PAIR]),
     "from input to output": ([q("x", "c"), dq("c", "y")], "y", "", PAIR),
     "only quantize": ([q("x", "y")], "y", "", ["QuantizeLinear"]),
-    "codes are seen": ([q("x", "c"), dq("c", "d"), relu("d", "y"), node("Neg", ["c"], ["y2"])], "y y2", "", PAIR),
+    "codes are seen": ([q("x", "c"), dq("c", "d"), relu("d", "y"), op("Neg", "c", "y2")], "y y2", "", PAIR),
     "codes are an output": ([q("x", "c"), dq("c", "d"), relu("d", "y")], "y c", "", PAIR),
     "one per reader": (
-        [q("x", "c"), dq("c", "d"), relu("d", "y"), q("x", "c2"), dq("c2", "d2"), dq("c2", "d3"), node("Add", ["d2", "d3"], ["y2"])],
+        [q("x", "c"), dq("c", "d"), relu("d", "y"), q("x", "c2"), dq("c2", "d2"), dq("c2", "d3"), op("Add", "d2 d3", "y2")],
         "y y2", "x", [],
     ),
     "of two scales": (
@@ -320,77 +328,79 @@ ODD = {
         [q("x", "c"), dq("c", "d"), q("d", "c2", "s2", "z2"), dq("c2", "d2", "s2", "z2"), relu("d2", "y"), relu("x", "y2")],
         "y y2", "d", PAIR,
     ),
-    "computed scale": ([node("Mul", ["s", "s2"], ["m"]), q("x", "c", "m"), dq("c", "d", "m"), relu("d", "y")], "y", "", PAIR),
+    "computed scale": ([op("Mul", "s s2", "m"), q("x", "c", "m"), dq("c", "d", "m"), relu("d", "y")], "y", "", PAIR),
     "no zero point": ([q("x", "c", zero=""), dq("c", "d", zero=""), relu("d", "y")], "y", "x", []),
     "channels of an activation": (
         [q("x", "c", "v", "vz", axis=1), dq("c", "d", "v", "vz", axis=1), relu("d", "y")],
         "y", "", PAIR, {"v": np.float32([1, 2, 4, 8]), "vz": np.zeros(4, np.int8)},
     ),
-    "float weight": ([q("w", "c"), dq("c", "d"), node("MatMul", ["x", "d"], ["y"])], "y", "w", []),
+    "float weight": ([q("w", "c"), dq("c", "d"), op("MatMul", "x d", "y")], "y", "w", []),
     "float weight, by channels": (
-        [q("w", "c", "v", "vz", axis=-1), dq("c", "d", "v", "vz", axis=-1), node("MatMul", ["x", "d"], ["y"])],
+        [q("w", "c", "v", "vz", axis=-1), dq("c", "d", "v", "vz", axis=-1), op("MatMul", "x d", "y")],
         "y", "w", [], {"v": np.float32([1, 2, 4, 8]), "vz": np.int8([0, 1, 2, 3])},
     ),
-    "weight": ([dq("w_quantized", "d"), node("MatMul", ["x", "d"], ["y"])], "y", "w0", [],
-        {"w": np.float32(0), "w_quantized": np.int8([[-128, 1, 2, 127]] * 4)}),
-    "weight of 4 bits": ([dq("k", "d", "s2", ""), node("Add", ["x", "d"], ["y"])], "y", "d", [],
+    "weight": ([dq("w_quantized", "d"), op("MatMul", "x d", "y")], "y", "w", [],
+        {"w_quantized": np.int8([[-128, 1, 2, 127]] * 4)}),
+    "weight of 4 bits": ([dq("k", "d", "s2", ""), op("Add", "x d", "y")], "y", "d", [],
         {"k": np.array([-8, 0, 3, 7]).astype(INT4.dtype)}),
-    "weight by one channel": ([dq("k_quantized", "d", "v", "vz", axis=0), node("Add", ["x", "d"], ["y"])], "y", "k", [],
+    "weight by one channel": ([dq("k_quantized", "d", "v", "vz", axis=0), op("Add", "x d", "y")], "y", "k", [],
         {"k_quantized": np.int8([[-8, 0, 3, 7]]), "v": np.float32([2]), "vz": np.int8([1])}),
-    "weight by blocks": ([dq("k", "d", "v", "vz", axis=1, block_size=2), node("Add", ["x", "d"], ["y"])], "y", "", PAIR[:1],
+    "weight by blocks": ([dq("k", "d", "v", "vz", axis=1, block_size=2), op("Add", "x d", "y")], "y", "", PAIR[:1],
         {"k": np.int8([[-8, 0, 3, 7]]), "v": np.float32([[2, 4]]), "vz": np.int8([[1, 2]])}),
-    "codes of two scales": ([dq("k_quantized", "a"), dq("k_quantized", "b", "s2"), node("Add", ["a", "b"], ["k2"]), node("Add", ["x", "k2"], ["y"])],
-        "y", "b k", [], {"k_quantized": np.int8([-8, 0, 3, 7])}),
-    "weight read twice": ([dq("k_quantized", "a"), dq("k_quantized", "b"), node("Add", ["a", "x"], ["t"]), node("Add", ["t", "b"], ["y"])],
-        "y", "k", [], {"k_quantized": np.int8([-8, 0, 3, 7])}),
-    "weight is an output": ([dq("k", "y"), node("Add", ["x", "y"], ["y2"])], "y y2", "", PAIR[:1], {"k": np.int8([-8, 0, 3, 7])}),
-    "weight quantized twice": ([dq("k_quantized", "d"), q("d", "c", "s2", "z2"), dq("c", "e", "s2", "z2"), node("Add", ["x", "e"], ["y"])],
-        "y", "k", PAIR, {"k_quantized": np.int8([-8, 0, 3, 7])}),
-    "32 bits that float32 holds": ([dq("b_quantized", "b", "s", "i"), node("Add", ["x", "b"], ["y"])], "y", "b", [],
+    "codes of two scales": ([dq("k_quantized", "a"), dq("k_quantized", "b", "s2"), op("Add", "a b", "k2"), op("Add", "x k2", "y")],
+        "y", "b k", [], {"k_quantized": EIGHT}),
+    "weight read twice": ([dq("k_quantized", "a"), dq("k_quantized", "b"), op("Add", "a x", "t"), op("Add", "t b", "y")],
+        "y", "k", [], {"k_quantized": EIGHT}),
+    "weight is an output": ([dq("k", "y"), op("Add", "x y", "y2")], "y y2", "", PAIR[:1], {"k": EIGHT}),
+    "weight quantized twice": ([dq("k_quantized", "d"), q("d", "c", "s2", "z2"), dq("c", "e", "s2", "z2"), op("Add", "x e", "y")],
+        "y", "k", PAIR, {"k_quantized": EIGHT}),
+    "32 bits that float32 holds": ([dq("b_quantized", "b", "s", "i"), op("Add", "x b", "y")], "y", "b", [],
         {"b_quantized": np.int32([-(2**22), 0, 2**20 + 1, 7]), "i": np.int32(0)}),
-    "32 bits that float32 does not hold": ([dq("b_quantized", "b", "s", "i"), node("Add", ["x", "b"], ["y"])], "y", "", PAIR[:1],
+    "32 bits that float32 does not hold": ([dq("b_quantized", "b", "s", "i"), op("Add", "x b", "y")], "y", "", PAIR[:1],
         {"b_quantized": np.int32([-8, 0, 2**24 + 1, 7]), "i": np.int32(0)}),
-    "scale of zero": ([dq("k", "d", "o"), node("Add", ["x", "d"], ["y"])], "y", "", PAIR[:1], {"k": np.int8([0, 0, 0, 0]), "o": np.float32(0)}),
+    "scale of zero": ([dq("k", "d", "o"), op("Add", "x d", "y")], "y", "", PAIR[:1],
+        {"k": np.int8([0] * 4), "o": np.float32(0)}),
     "integer product": (
-        [node("DynamicQuantizeLinear", ["x"], ["c", "cs", "cz"]), node("MatMulInteger", ["c", "k", "cz"], ["i"]),
-         node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), node("Mul", ["f", "cs"], ["y"])],
+        [op("DynamicQuantizeLinear", "x", "c cs cz"), op("MatMulInteger", "c k cz", "i"),
+         op("Cast", "i", "f", to=TensorProto.FLOAT), op("Mul", "f cs", "y")],
         "y", "", ["Cast", "DynamicQuantizeLinear"], {"k": np.int8(np.eye(4))},
     ),
-    "dynamic": ([node("DynamicQuantizeLinear", ["x"], ["c", "cs", "cz"]), dq("c", "d", "cs", "cz"), relu("d", "y")], "y", "x", []),
+    "dynamic": ([op("DynamicQuantizeLinear", "x", "c cs cz"), dq("c", "d", "cs", "cz"), relu("d", "y")], "y", "x", []),
     "dynamic, and its scale is seen": (
-        [node("DynamicQuantizeLinear", ["x"], ["c", "cs", "cz"]), dq("c", "d", "cs", "cz"), node("Mul", ["d", "cs"], ["y"])],
+        [op("DynamicQuantizeLinear", "x", "c cs cz"), dq("c", "d", "cs", "cz"), op("Mul", "d cs", "y")],
         "y", "", ["DequantizeLinear", "DynamicQuantizeLinear"],
     ),
     "QLinearMatMul": (
-        [q("x", "c"), node("QLinearMatMul", ["c", "s", "z", "k", "s", "z", "s2", "z"], ["e"]), dq("e", "y", "s2")],
+        [q("x", "c"), op("QLinearMatMul", "c s z k s z s2 z", "e"), dq("e", "y", "s2")],
         "y", "", PAIR, {"k": np.int8(np.eye(4) * 9)},
     ),
     "bfloat16": (
-        [node("Cast", ["x"], ["c"], to=TensorProto.BFLOAT16), node("Cast", ["c"], ["d"], to=TensorProto.FLOAT), relu("d", "y")],
+        [op("Cast", "x", "c", to=TensorProto.BFLOAT16), op("Cast", "c", "d", to=TensorProto.FLOAT), relu("d", "y")],
         "y", "x", [],
     ),
     "bfloat16 of integers": (
-        [node("Cast", ["x"], ["n"], to=TensorProto.INT32), node("Cast", ["n"], ["c"], to=TensorProto.BFLOAT16),
-         node("Cast", ["c"], ["d"], to=TensorProto.FLOAT), relu("d", "y")],
+        [op("Cast", "x", "n", to=TensorProto.INT32), op("Cast", "n", "c", to=TensorProto.BFLOAT16),
+         op("Cast", "c", "d", to=TensorProto.FLOAT), relu("d", "y")],
         "y", "", ["Cast"] * 3,
     ),
     "float16 with infinity": (
-        [node("Cast", ["x"], ["c"], to=TensorProto.FLOAT16), node("Cast", ["c"], ["d"], to=TensorProto.FLOAT), relu("d", "y")],
+        [op("Cast", "x", "c", to=TensorProto.FLOAT16), op("Cast", "c", "d", to=TensorProto.FLOAT), relu("d", "y")],
         "y", "", ["Cast"] * 2,
     ),
     "float16 that saturates": (
-        [node("Clip", ["x", "lo", "hi"], ["b"]), node("Cast", ["b"], ["c"], to=TensorProto.FLOAT16),
-         node("Cast", ["c"], ["d"], to=TensorProto.FLOAT), relu("d", "y")],
+        [op("Clip", "x lo hi", "b"), op("Cast", "b", "c", to=TensorProto.FLOAT16),
+         op("Cast", "c", "d", to=TensorProto.FLOAT), relu("d", "y")],
         "y", "x", [], {"lo": np.float32(-FLOAT16.largest), "hi": np.float32(FLOAT16.largest)},
     ),
-    "float16 weight": ([node("Cast", ["w_quantized"], ["d"], to=TensorProto.FLOAT), node("MatMul", ["x", "d"], ["y"])], "y", "w0", [],
-        {"w": np.float32(0), "w_quantized": np.float16(np.eye(4) / 3)}),
+    "float16 weight": ([op("Cast", "w_quantized", "d", to=TensorProto.FLOAT), op("MatMul", "x d", "y")], "y", "w", [],
+        {"w_quantized": np.float16(np.eye(4) / 3)}),
     "scales of another type": (
-        [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), q("h", "c", "hs"), dq("c", "d", "hs"), node("Cast", ["d"], ["y"], to=TensorProto.FLOAT)],
+        [op("Cast", "x", "h", to=TensorProto.FLOAT16), q("h", "c", "hs"), dq("c", "d", "hs"),
+         op("Cast", "d", "y", to=TensorProto.FLOAT)],
         "y", "", ["Cast"] * 2 + PAIR, {"hs": np.float16(0.25)},
     ),
     "a shape": (
-        [dq("k", "d", zero=""), node("Cast", ["d"], ["n"], to=TensorProto.INT64), node("Reshape", ["x", "n"], ["y"])],
+        [dq("k", "d", zero=""), op("Cast", "d", "n", to=TensorProto.INT64), op("Reshape", "x n", "y")],
         "y", "", ["Cast", "DequantizeLinear"], {"k": np.uint8([16, 8])},
     ),
 }  # fmt: skip
@@ -399,16 +409,8 @@ ODD = {
 @pytest.mark.parametrize("case", ODD)
 def test_what_a_plan_cannot_say_stays_and_stays_right(case):
     nodes, outputs, planned, stays, *arrays = ODD[case]
-    arrays = dict(*arrays)
-    names = set(planned.replace("w0", "w").split())
-    if planned == "w0":  # the name is free
-        arrays.pop("w")
-        model = built(nodes, outputs.split(), **arrays)
-        model.graph.initializer.remove(next(i for i in model.graph.initializer if i.name == "w"))
-    else:
-        model = built(nodes, outputs.split(), **arrays)
-    graph, plan = checked(model, FEEDS)
-    assert set(plan) == names
+    graph, plan = checked(built(nodes, outputs.split(), **dict(*arrays)), FEEDS)
+    assert set(plan) == {*planned.split()}
     assert left(graph) == sorted(stays)
 
 
@@ -478,11 +480,11 @@ def test_quantizers_of_quarks_own_domain_are_read():
 
 def random_model(rng):
     """A graph of exact operators with quantizers put in at random: shared, in a row, partial, of outputs."""
-    tensors, codes, nodes, arrays, outputs = ["x"], [], [], {}, []
+    tensors, codes, nodes, arrays, outputs = ["x", "a"], [], [], {"a": np.float32(rng.integers(-99, 99, 4) / 8)}, []
     for index in range(int(rng.integers(4, 14))):
         name, scale = f"t{index}", f"s{rng.integers(3)}"
         arrays[scale] = np.float32(2.0 ** -int(scale[1:]))
-        source = tensors[-1] if rng.random() < 0.6 else str(rng.choice(tensors))
+        source = tensors[-1] if index and rng.random() < 0.6 else str(rng.choice(tensors))
         match int(rng.integers(6)):
             case 0:
                 nodes.append(node(str(rng.choice(["Relu", "Neg", "Abs"])), [source], [name]))

@@ -32,30 +32,31 @@ def linear_before(graph: Graph, name: str) -> Node | None:
 
 
 def absorb(
-    graph: Graph, node: Node, scale: np.ndarray, shift: np.ndarray, taken: set[str]
+    graph: Graph, node: Node, scale: np.ndarray, centre: np.ndarray, shift: np.ndarray, taken: set[str]
 ) -> tuple[Node, dict[str, np.ndarray]] | None:
-    """A linear operator and its new arrays, such that it computes `scale * y + shift`; None if it cannot.
+    """A linear operator and its new arrays, such that it computes `scale * (y - centre) + shift`; None if it cannot.
 
     Arrays that others read too are not touched: the node gets its own, under names not in `taken`.
     """
-    weight, bias = graph.params.get(node.inputs[1]), np.zeros(1)
+    weight, bias = graph.params.get(node.inputs[1]), np.zeros(1, np.float32)
     if weight is None or weight.ndim < 2 or not _is_float(weight.dtype) or node.inputs.count(node.inputs[1]) > 1:
         return None
     if len(node.inputs) > 2 and node.inputs[2]:
         if (given := graph.params.get(node.inputs[2])) is None:
             return None
-        bias = given.astype(np.float64)
+        bias = given.astype(np.result_type(given, np.float32))
     attrs = dict(node.attrs)
     if node.op_type == "Gemm":
         bias = bias * attrs.pop("beta", 1.0)
         if graph.opset() < 7:
             attrs["broadcast"] = 1
     count = _channels(node, weight)
-    if not {1, count} >= {scale.size, shift.size, *bias.shape[-1:]}:
+    if not {1, count} >= {scale.size, centre.size, shift.size, *bias.shape[-1:]}:
         return None
     with np.errstate(all="ignore"):
-        new_weight = (weight.astype(np.float64) * _beside(node, weight, scale)).astype(weight.dtype)
-        new_bias = (bias * scale + shift + np.zeros(count)).astype(weight.dtype)
+        wide = weight.astype(np.result_type(weight, np.float32), copy=False)
+        new_weight = (wide * _beside(node, weight, scale)).astype(weight.dtype)
+        new_bias = ((bias - centre) * scale + shift + np.zeros(count, np.float32)).astype(weight.dtype)
     if not all(np.isfinite(a.astype(np.float64)).all() for a in (new_weight, new_bias)):
         return None
     weight_name = _own(graph, node, 1, "weight", taken) if scale.size > 1 or scale.item() != 1 else node.inputs[1]
@@ -97,8 +98,8 @@ def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> st
     return fresh(f"{node.label}.{role}", taken)
 
 
-def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """What an elementwise node does to each channel of a linear operator's output."""
+def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Scale, centre and shift of each channel of a linear operator's output that an elementwise node makes."""
     if node.op_type not in {"Add", "Sub", "Mul", "Div"} or node.domain:
         return None
     first = node.inputs[0] in linear.outputs
@@ -110,13 +111,13 @@ def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray
     aligned = (1,) * (weight.ndim - constant.ndim) + constant.shape
     if len(aligned) != weight.ndim or constant.size != aligned[1]:
         return None
-    value = constant.astype(np.float64).reshape(-1)
-    one, zero = np.ones(1), np.zeros(1)
+    value = constant.astype(np.result_type(constant, np.float32)).reshape(-1)
+    one, zero = np.ones(1, value.dtype), np.zeros(1, value.dtype)
     match node.op_type:
         case "Add":
-            return one, value
+            return one, zero, value
         case "Sub":
-            return (one, -value) if first else (-one, value)
+            return (one, value, zero) if first else (-one, zero, value)
         case "Mul":
-            return value, zero
-    return (1 / value, zero) if value.all() else None
+            return value, zero, zero
+    return (1 / value, zero, zero) if value.all() else None

@@ -25,18 +25,21 @@ def fold_batchnorm(graph: Graph) -> Graph:
     return graph.edit(nodes, arrays) if nodes else graph
 
 
-def scale_and_shift(graph: Graph, node: Node) -> tuple[np.ndarray, np.ndarray] | None:
-    """What a BatchNormalization with constant statistics does to each channel; None if it trains."""
+def scale_and_shift(graph: Graph, node: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Scale, centre and shift of a BatchNormalization with constant statistics; None if it trains.
+
+    In the precision of its arrays, as runtimes fold it: codes of folded weights are then the same everywhere.
+    """
     opset = graph.opset()
     attrs = dict(defaults("BatchNormalization", "", opset)) | dict(node.attrs)
     trains = attrs.get("training_mode", 0) or len(node.outputs) > 1 or (opset < 7 and not attrs.get("is_test", 0))
     given = [graph.params.get(i) for i in node.inputs[1:5]]
     if trains or attrs.get("spatial", 1) == 0 or len({a.shape for a in given if a is not None}) != 1:
         return None
-    arrays = [a.astype(np.float64) for a in given if a is not None]
+    arrays = [a.astype(np.result_type(a, np.float32), copy=False) for a in given if a is not None]
     if len(arrays) != 4:
         return None
     gamma, beta, mean, variance = arrays
     with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + attrs["epsilon"])  # absent or not: 1e-5 is ONNX's default
-        return scale, beta - mean * scale
+        scale = gamma / np.sqrt(variance + variance.dtype.type(attrs["epsilon"]))  # 1e-5 by ONNX's default
+        return scale, mean, beta

@@ -39,9 +39,9 @@ def to_qoperator(graph: Graph) -> Graph:
 
     >>> import jq
     >>> from jq.export import quantized_graph
-    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "A8W8")
-    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:8], "A8W8")
-    >>> quantized = quantized_graph(graph, jq.make_plan(graph, stats, "A8W8"))
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "INT8_CNN_DEFAULT")
+    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:8], "INT8_CNN_DEFAULT")
+    >>> quantized = quantized_graph(graph, jq.make_plan(graph, stats, "INT8_CNN_DEFAULT"))
     >>> [n.op_type for n in to_qoperator(quantized).nodes if n.name == "stage1.0.add"]
     ['QLinearAdd']
     """
@@ -193,7 +193,7 @@ _UNREAD = _Codes("", np.zeros(()), np.zeros(()), None, ("", ""))
 
 
 def _written(graph: Graph, tensor: str) -> tuple[_Codes, list[Node]] | None:
-    """What a tensor becomes that is nothing else than quantized, and the nodes that do it."""
+    """What a tensor becomes that is quantized and read by nothing else, and the nodes that do it."""
     if not tensor or (tensor not in graph.output_names and tensor not in graph.consumers):
         return _UNREAD, []
     passed: list[Node] = []
@@ -335,8 +335,8 @@ def _bias(site: _Site, products: np.ndarray, beta: float = 1.0) -> tuple[np.ndar
         exact = (array.astype(np.float64) - codes.zero_point.astype(np.float64)) * ratio
         if not np.all((exact == np.rint(exact)) & (np.abs(exact) < 2.0**31)):
             return None
-    # A scale of shape [1] does not make a vector of a scalar, nor a scale per channel a matrix of a vector.
-    return (exact.astype(np.int32).reshape(array.shape) if exact.size == array.size else exact.astype(np.int32),)
+    found = exact.astype(np.int32)
+    return (found.reshape(array.shape) if found.size == array.size else found,)  # a scale of shape [1] adds no dim
 
 
 def _fits(site: _Site, x: _Codes, w: _Codes, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:

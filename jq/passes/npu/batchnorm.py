@@ -25,8 +25,9 @@ def batchnorm_to_conv(graph: Graph, applies: Applies = everywhere) -> Graph:
         if found is None or static_shape(graph, node.inputs[0], 4) is None:
             continue
         dtype = graph.values[node.inputs[0]].dtype  # since opset 15 the statistics may have another
-        with np.errstate(over="ignore"):
-            weight, bias = (a.astype(dtype) for a in found)
+        scale, centre, shift = found
+        with np.errstate(all="ignore"):
+            weight, bias = scale.astype(dtype), (shift - centre * scale).astype(dtype)
         if not np.isfinite(weight).all() or not np.isfinite(bias).all():
             continue
         output, channels = node.outputs[0], weight.size
