@@ -7,6 +7,7 @@ prints when its work is done, so that a failure leaves standard output empty.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -24,13 +25,11 @@ from jq.config import resolve
 from jq.errors import ConfigError, Error, UnsupportedOp
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from jq.inspect import Inspection
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_DEMO_BATCH = 250
+_DEMO_BATCH, _DEMO_IMAGES = 250, 256
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -161,20 +160,117 @@ def _use_all_cores() -> None:
 
 
 @app.command()
-def demo() -> None:
-    """Run the bundled models, by jq and by onnxruntime."""
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data."),
+    ] = None,
+    config: Annotated[str, typer.Option(help="A preset, or a .json file as `--show-config` prints it.")] = "XINT8",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The quantized model [MODEL_CONFIG.onnx].", show_default=False)
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change an option of the config; may be repeated."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="qdq, qoperator, vitis_qdq or fix_neuron.")] = "qdq",
+    opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
+    show_config: Annotated[bool, typer.Option(help="Print the config as JSON and end.")] = False,
+) -> None:
+    """Quantize a model on calibration data: what the NPU runs, and what each tensor lost.
+
+    Example: jq-quant quantize model.onnx --data calib/ --config XINT8 -o model_xint8.onnx
+    """
+    _use_all_cores()
+    options = _config(config).replace(**dict(_setting(o) for o in option or ()))
+    if show_config:
+        print(json.dumps(options.to_dict(), indent=2))
+        return
+    if report is not None and report.suffix not in (".html", ".json"):
+        raise ConfigError(f"--report {report}: expected a name that ends with .html or .json")
+    stem = Path(config).stem if config.endswith(".json") else config
+    output = output or model.with_name(f"{model.stem}_{stem.lower()}.onnx")
+    result = jq.quantize(model, data, options, output=output, format=format, opset=opset)  # type: ignore[arg-type]
+    if report is not None:
+        _write_report(result.report, report)
+    if as_json:
+        print(json.dumps(result.report.to_dict(), indent=2))
+        return
+    _print(result.report.summary(), f"written: {output}", *([f"report: {report}"] if report else []))
+
+
+def _write_report(report: jq.Report, path: Path) -> None:
+    (report.to_html if path.suffix == ".html" else report.to_json)(path)
+
+
+def _config(name: str) -> jq.QuantConfig:
+    """A preset, or what a JSON file describes."""
+    if not name.endswith(".json"):
+        return resolve(name)
+    try:
+        found = json.loads(Path(name).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
+    return jq.QuantConfig.from_dict(found)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE`, with a value in JSON, or else a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r}: expected the form NAME=VALUE")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = value
+    return name, jq.QuantConfig.read(name, found)
+
+
+@app.command()
+def lint(
+    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
+    config: Annotated[str, typer.Option(help="A preset, or a .json file.")] = "XINT8",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what will not go well in a format, before quantizing; exit with 1 if something cannot."""
+    found = jq.lint(model, _config(config))
+    if as_json:
+        print(json.dumps([dataclasses.asdict(f) for f in found], indent=2))
+    else:
+        _print(*(str(f) for f in found), f"{model.name}: {len(found)} finding(s)")
+    if any(f.severity == "error" for f in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the models and reports go.")] = Path("jq-demo"),
+) -> None:
+    """Quantize the bundled models for the NPU, and compare them with their float originals."""
     from rich.console import Console
     from rich.progress import track
 
     _use_all_cores()
-    images, labels = jq.zoo.evaluation_set()
     names, console = jq.zoo.models(), Console(stderr=True)
-    progress = track(names, "running", console=console, transient=True) if console.is_terminal else names
-    columns = [_demo(name, images, labels) for name in progress]
+    progress = track(names, "quantizing", console=console, transient=True) if console.is_terminal else names
+    columns = [_demo(name, folder) for name in progress]
     rows = [(measure, *(c[measure] for c in columns)) for measure in columns[0]]
+    model = folder / f"{names[-1]}_xint8.onnx"
     _print(
-        _table(("", *names), rows, f"Float models on {len(images)} images"),
-        "The quantized half of this demo arrives with XINT8.",
+        _table(("", *names), rows, "XINT8 on the bundled Fashion-MNIST images"),
+        *(f"written: {folder / f'{name}_xint8'}.onnx, .html" for name in names),
+        "Next:",
+        f"  open {folder / f'{names[-1]}_xint8.html'} in a browser: what each tensor lost",
+        f"  jq-quant inspect {model}",
+        "  jq-quant lint YOUR_MODEL.onnx",
+        "  jq-quant quantize YOUR_MODEL.onnx --data YOUR_IMAGES/ --report report.html",
     )
 
 
@@ -218,43 +314,39 @@ def _dims(shape: Sequence[int | str | None] | None) -> str:
     return "?" if shape is None else "[" + ",".join("?" if d is None else str(d) for d in shape) + "]"
 
 
-def _demo(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, str]:
-    """One model's accuracy and speed. Both runtimes take turns, so that other load meets both."""
+def _demo(name: str, folder: Path) -> dict[str, str]:
+    """One model quantized: its accuracy by onnxruntime, and by jq's fake-quant."""
     import jax
     import numpy as np
     import onnxruntime
 
-    path = jq.zoo.path(name)
-    batches = [images[i : i + _DEMO_BATCH] for i in range(0, len(images), _DEMO_BATCH)]
+    images, labels = jq.zoo.evaluation_set()
+    path, output = jq.zoo.path(name), folder / f"{name}_xint8.onnx"
     start = time.perf_counter()
-    graph = jq.prepare(jq.load(path))
-    mesh = jax.make_mesh((jax.local_device_count(),), ("batch",))
-    fn, params = jax.jit(jq.chunked(jq.trace(graph), mesh=mesh)), jq.pack(graph, mesh=mesh)
-    for size in {len(b) for b in batches}:
-        fn(params, {"input": images[:size]})["logits"].block_until_ready()
-    ready = time.perf_counter() - start
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # on the cores that jq is timed on
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    session.run(None, {"input": batches[0]})
-    ours, theirs, seconds = [], [], [0.0, 0.0]
-    for batch in batches:
-        start = time.perf_counter()
-        ours.append(np.asarray(fn(params, {"input": batch})["logits"]))
-        middle = time.perf_counter()
-        theirs.append(session.run(None, {"input": batch})[0])
-        seconds[0] += middle - start
-        seconds[1] += time.perf_counter() - middle
-    a, b = np.concatenate(ours), np.concatenate(theirs)
-    guess, expected = a.argmax(-1), b.argmax(-1)
+    result = jq.quantize(path, jq.zoo.calibration_set()[0][:_DEMO_IMAGES], "XINT8", output=output)
+    seconds = time.perf_counter() - start
+    result.report.to_html(output.with_suffix(".html"))
+
+    def accuracy(guess: np.ndarray) -> str:
+        return f"{np.mean(guess == labels):.2%}"
+
+    def by_onnxruntime(file: str | os.PathLike[str]) -> np.ndarray:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        batches = (images[i : i + _DEMO_BATCH] for i in range(0, len(images), _DEMO_BATCH))
+        return np.concatenate([session.run(None, {"input": batch})[0] for batch in batches]).argmax(-1)
+
+    qfn = jq.fake_quant(result.graph)
+    forward = jax.jit(jq.chunked(lambda params, inputs: qfn(params, result.plan, inputs)))
+    simulated = np.asarray(forward(jq.pack(result.graph), {"input": images})["logits"]).argmax(-1)
+    quantized = by_onnxruntime(output)
     return {
-        "top-1": f"{np.mean(guess == labels):.2%}",
-        "top-1 by onnxruntime": f"{np.mean(expected == labels):.2%}",
-        "same top-1": f"{np.mean(guess == expected):.2%}",
-        "largest difference / largest logit": f"{np.max(np.abs(a - b)) / np.max(np.abs(b)):.1e}",
-        "images/s": f"{len(images) / seconds[0]:,.0f}",
-        "images/s by onnxruntime": f"{len(images) / seconds[1]:,.0f}",
-        "load, prepare, trace and compile": f"{ready:.2f} s",
+        "float top-1": accuracy(by_onnxruntime(path)),
+        "XINT8 top-1": accuracy(quantized),
+        "XINT8 top-1, simulated by jq": accuracy(simulated),
+        "same class, simulated and onnxruntime": f"{np.mean(simulated == quantized):.2%}",
+        "float model": f"{path.stat().st_size:,} bytes",
+        "XINT8 model": f"{output.stat().st_size:,} bytes",
+        "quantized in": f"{seconds:.1f} s",
     }
 
 

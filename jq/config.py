@@ -226,7 +226,12 @@ class QuantConfig:
         >>> QuantConfig.from_dict(presets["A8W8"].to_dict()) == presets["A8W8"]
         True
         """
-        return cls().replace(**{k: _read(k, v) for k, v in options.items()})
+        return cls().replace(**{k: cls.read(k, v) for k, v in options.items()})
+
+    @staticmethod
+    def read(name: str, value: Any) -> Any:
+        """The value of an option that JSON holds."""
+        return _read(name, value)
 
 
 def _grid(role: str, format: Format, symmetric: bool) -> Integer:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from jq.errors import Error
 from jq.formats import FLOATS, INTEGERS, Block, Float, Integer
 from jq.graph import Graph, Node, Value
 from jq.ops.blocks import QUARK, block_of, node_of
@@ -29,6 +30,10 @@ _BLOCKS = {
     (QUARK, "MXQuantizeDequantize"),
     (_VITIS, "BFPFixNeuron"),
     (_VITIS, "MXFixNeuron"),
+}
+_TARGETS = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    **{helper.np_dtype_to_tensor_dtype(f.dtype): f.dtype for f in FLOATS.values()},
 }
 _ONE, _ZERO = np.float32(1), np.int32(0)
 _TINY = np.finfo(np.float32).tiny  # devices flush smaller scales to zero
@@ -122,12 +127,14 @@ def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
     grid = found.grid
     if isinstance(grid, Block) or merged.nodes[0].op_type == "FixNeuron":
         return merged  # `export` writes these of weights too, which so keep what rounding takes from them
-    if not np.isfinite(weight).all():
+    counted = _counted(found, weight.shape)
+    if counted is None or not np.isfinite(weight).all():
         return None
-    found = _counted(found, weight.ndim)
-    bounded = weight if isinstance(grid, Integer) else np.clip(weight, -grid.largest, grid.largest)
-    meant = _meant(found.stored(weight) if isinstance(grid, Integer) else bounded.astype(grid.dtype), found)
-    return None if meant is None else dataclasses.replace(merged, qparams=found, weight=meant)
+    if isinstance(grid, Float):
+        codes = np.clip(weight, -grid.largest, grid.largest).astype(grid.dtype)
+        return dataclasses.replace(merged, weight=_meant(codes, counted))
+    meant = _meant(counted.stored(weight), counted)
+    return None if meant is None else dataclasses.replace(merged, qparams=counted, weight=meant)
 
 
 def _of_codes(graph: Graph, name: str) -> Iterator[_Quantizer]:
@@ -169,10 +176,8 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     if not node.inputs or node.inputs[0] != name or node.inputs.count(name) > 1 or not node.outputs:
         return None
     if (node.domain, node.op_type) in _BLOCKS:
-        block, axis = block_of(node.op_type, node.attrs)
-        if block_of(*node_of(block, axis)[::2])[0] != block:
-            return None
-        return _Quantizer(name, QParams(_ONE, _ZERO, block, axis), (node,), node.outputs)
+        stated_block = _block(node)
+        return None if stated_block is None else _Quantizer(name, stated_block, (node,), node.outputs)
     if (node.domain, node.op_type) == (_CONTRIB, "FixNeuron"):
         found = _fix_neuron(graph, node)
         return None if found is None else _Quantizer(name, found, (node,), node.outputs)
@@ -241,14 +246,20 @@ def _weight(graph: Graph, node: Node, name: str) -> _Quantizer | None:
         return None
     if not graph.output_names.isdisjoint(node.outputs):
         return None
-    found = _counted(found, codes.ndim)
-    weight = _meant(codes, found)
-    return None if weight is None else _Quantizer(name, found, (node,), node.outputs[:1], weight, stored=True)
+    found = _counted(found, codes.shape)
+    weight = None if found is None else _meant(codes, found)
+    if found is None or weight is None:
+        return None
+    return _Quantizer(name, found, (node,), node.outputs[:1], weight, stored=True)
 
 
-def _counted(found: QParams, rank: int) -> QParams:
-    """The same with an axis that counts from the first one."""
-    return found if found.axis is None else dataclasses.replace(found, axis=found.axis % rank)
+def _counted(found: QParams, shape: tuple[int, ...]) -> QParams | None:
+    """The same with an axis that counts from the first one; None if a tensor of this shape has no such channels."""
+    if found.axis is None:
+        return found
+    if not -len(shape) <= found.axis < len(shape) or np.size(found.scale) not in (1, shape[found.axis]):
+        return None
+    return dataclasses.replace(found, axis=found.axis % len(shape))
 
 
 def _meant(codes: np.ndarray, found: QParams) -> np.ndarray | None:
@@ -291,7 +302,7 @@ def _target(node: Node) -> np.dtype | None:
     """The type that a Cast is to."""
     if node.op_type != "Cast" or node.domain or not node.attrs.keys() <= {"to", "saturate"}:
         return None
-    return np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    return _TARGETS.get(node.attrs.get("to", TensorProto.UNDEFINED))
 
 
 def _parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
@@ -325,6 +336,16 @@ def _parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
     if scale.ndim != 1 or scale.shape != zero_point.shape:
         return None
     return QParams(scale, zero_point, INTEGERS[kind], node.attrs.get("axis", 1))
+
+
+def _block(node: Node) -> QParams | None:
+    """The block format of a node of Quark's, if `export` would write a node of the same meaning for it."""
+    try:
+        block, axis = block_of(node.op_type, node.attrs)
+    except Error:  # whoever evaluates the node says what is wrong
+        return None
+    op_type, _, attrs = node_of(block, axis)
+    return QParams(_ONE, _ZERO, block, axis) if block_of(op_type, attrs) == (block, axis) else None
 
 
 def _fix_neuron(graph: Graph, node: Node) -> QParams | None:
