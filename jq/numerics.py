@@ -49,14 +49,15 @@ def divide(x: Array, divisor: Array) -> Array:
 
     XLA turns division by a broadcast or constant value into multiplication with its reciprocal, one
     unit off in every seventh quotient, which is another code wherever the exact one is a tie. A divisor
-    that seems to differ per element stops that; NaN / NaN is NaN as x / divisor was.
+    that seems to differ per element stops that; NaN / NaN is NaN as x / divisor was. And of a quotient that
+    is divided again it makes one division by the product.
     """
-    return x / jnp.where(jnp.isnan(x), x, divisor)
+    return rounded(x) / jnp.where(jnp.isnan(x), x, divisor)
 
 
 def rounded(product: Array) -> Array:
     """Return a float product rounded before something is added: XLA's CPU backend would fuse the two."""
-    return jnp.maximum(product, jnp.finfo(product.dtype).min)
+    return jnp.maximum(product, jnp.finfo(jnp.result_type(product)).min)
 
 
 @jax.custom_jvp

@@ -14,6 +14,7 @@ from jax import lax
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
+from jq.numerics import divide
 from jq.registry import Array, Context, Quant, astype, namespace, op
 
 _LINEAR = Quant(absorbs=True, bias="b")
@@ -293,9 +294,8 @@ def average_pool(
         first, last = (-begin, size + end) if count_include_pad else (0, size)
         count = count[..., None] * ((place >= first) & (place < last)).sum(axis=1)
     total = _window_sums(_wide(x), kernel_shape, strides, dilations, pads)
-    if np.all(count == count.flat[0]):
-        return (total / int(count.flat[0])).astype(x.dtype)
-    return (total / jnp.asarray(count[..., None], total.dtype)).astype(x.dtype)
+    count = count[..., None] if np.any(count != count.flat[0]) else count.flat[0]
+    return divide(total, jnp.asarray(count, total.dtype)).astype(x.dtype)  # as runtimes do, before any rounding to codes
 
 
 def _power(x: Array, p: float) -> Array:
@@ -321,7 +321,8 @@ def _spatial(x: Array) -> tuple[int, ...]:
 
 @op("GlobalAveragePool", layout="last", quant=Quant(absorbs=True, pads=True))
 def global_average_pool(x: Array) -> Array:
-    return jnp.mean(x, axis=_spatial(x), keepdims=True)
+    total = jnp.sum(_wide(x), axis=_spatial(x), keepdims=True)
+    return divide(total, jnp.asarray(math.prod(x.shape[1:-1]), total.dtype)).astype(x.dtype)
 
 
 @op("GlobalMaxPool", layout="last")
