@@ -142,7 +142,7 @@ def cuts_alone(graph: Graph, node: Node) -> bool:
 
 def linear_inputs(graph: Graph) -> tuple[str, ...]:
     """The tensors that operators with a weight and a bias read, whose channels' means tell what rounding shifts."""
-    found = {}
+    found: dict[str, None] = {}
     for node in graph.nodes:
         entry = lookup(node, graph.opset(node.domain))
         if entry is not None and entry.channels is not None and entry.quant.bias is not None:
@@ -196,8 +196,8 @@ class _Step:
         names = observed(graph, config)
         fn = trace(graph, taps=names)
         known = {k: v for k, v in source.head.items() if k in fn.static_inputs}
-        feed = {k: _narrow(v) for k, v in source.head.items() if k not in known}
         with _types_of(fn):
+            feed = {k: _narrow(v) for k, v in source.head.items() if k not in known}
             _, seen = jax.eval_shape(lambda params, inputs: fn(params, inputs | known), dict(graph.params), feed)
         floats = {k: seen[k].shape for k in names if _is_float(seen[k])}
         tensors = {
@@ -238,11 +238,12 @@ class _Step:
         for name, value in self.known.items():
             if not (batch.inputs[name] == value).all():
                 raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
-        inputs = {k: _narrow(v) for k, v in batch.inputs.items() if k not in self.known}
         split = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
-        inputs, valid = jax.tree.map(
-            lambda v: jax.make_array_from_callback(v.shape, split, lambda part: v[part]), (inputs, batch.valid)
-        )
+        with _types_of(self._fn):
+            inputs = {k: _narrow(v) for k, v in batch.inputs.items() if k not in self.known}
+            inputs, valid = jax.tree.map(
+                lambda v: jax.make_array_from_callback(v.shape, split, lambda part: v[part]), (inputs, batch.valid)
+            )
         used = {
             name: {k: _narrow(v) for k, v in place.items() if k not in ("edges", "coarsest")}
             for name, place in places.items()
@@ -312,8 +313,8 @@ class _Step:
 
             def observe(x: Any, channels_last: bool = False) -> States:
                 x = jnp.asarray(x).astype(jnp.float32)
-                axes = {1: x.ndim - 1} if channels_last else {}
-                turned = {n: dataclasses.replace(o, axis=axes.get(o.axis, o.axis)) for n, o in here.items()}
+                last = x.ndim - 1 if channels_last else 1
+                turned = {n: dataclasses.replace(o, axis=last) if o.axis == 1 else o for n, o in here.items()}
                 return {name: o.observe(x, own[name]) for name, o in turned.items()}
 
             return AnyOrder(observe) if all(o.axis in (None, 1) for o in here.values()) else observe

@@ -4,16 +4,19 @@ The chip has shifters of so many bits between the positions of what an operator 
 value = code * 2**-p). Each rule looks at one node and, where a shift is out of its range, names ways to bring it
 back; the first is the one that the vendor's tool takes. Sweeps over all rules and nodes go on until nothing moves.
 
-Two things are done otherwise than there, but for `strict_quark`. Which way is taken is decided by what it costs:
-the squared error that calibration measured at each exponent, relative to the tensor's power. And tensors that must
-have one position, as around a Concat, get it together, the one that costs all of them least, not the coarsest.
+Three things are done otherwise than there, but for `strict_quark`. Which way is taken is decided by what it costs:
+the squared error that calibration measured at each exponent, relative to the tensor's power. Tensors that must have
+one position, as around a Concat, get it together, the one that costs all of them least, not the coarsest. And no
+shift is left out of its range: where ways undo each other's, positions go towards one at which all rules hold.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +35,9 @@ Positions = dict[str, int]
 Ways = list[dict[str, int]]  # alternatives, each of new positions
 
 _SWEEPS_OF_QUARK, _SWEEPS = 5, 20
+_PRICE = 1e-4  # of moving again what was moved: a relative squared error
+_LIMIT = 127  # of positions, as `exponent_of` reads them
+_HOME = 7  # if all positions are this one, every shift is in its range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +70,14 @@ def constrain(
     links, strict = _Links.of(graph, plan), config.strict_quark
     error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict)
     start = {name: -int(plan[name].exponent) for name in plan if _has_position(plan[name])}
-    moves: list[Move] = []
-    if not strict:
-        links, moves = _united(links, config, error, start)
+    links, because = (links, {}) if strict else _united(links, config, start)
     groups: dict[str, list[str]] = {}
     for name in start:
         groups.setdefault(links.group(name), []).append(name)
     cost = _Cost(error, groups, links)
-    positions = {group: start[group] for group in groups}
-    if not strict:
-        positions = {group: cost.best(group, [start[m] for m in members]) for group, members in groups.items()}
+    positions = {group: cost.best(group, [start[m] for m in members]) for group, members in groups.items()}
+    common = {name: positions[links.group(name)] for name in because}
+    moves = [_move(error, *because[name], name, start[name], p) for name, p in common.items() if p != start[name]]
     moves += (_sweeps_of_quark if strict else _sweeps_at_least_cost)(config, cost, positions)
     changed: dict[str, QParams | None] = {}
     for name, before in start.items():
@@ -96,7 +100,9 @@ def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
 
 
 def _has_position(found: QParams) -> bool:
-    return isinstance(found.grid, Integer) and found.axis is None and found.grid.bits <= 16
+    if not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.axis is not None or found.dynamic:
+        return False
+    return float(found.scale) == math.ldexp(1.0, int(found.exponent))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -112,6 +118,7 @@ class _Site:
     inputs: tuple[str | None, ...]
     output: str | None
     leaky: bool = False  # a LeakyRelu follows
+    gate: bool = False  # a HardSigmoid that the NPU has
     swish: bool = False  # x * hard_sigmoid(x)
 
 
@@ -125,19 +132,19 @@ class _Links:
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> _Links:
         """The links of a graph under a plan."""
-        inner = absorbed(graph)
-        gated = {n.inputs[0] for n in graph.nodes if n.op_type == "HardSigmoid" and rule_of(graph, n) is not None}
+        inner = {name: reader for name, reader in absorbed(graph).items() if name not in plan}
+        gates = {n for n in graph.nodes if n.op_type == "HardSigmoid" and rule_of(graph, n) is not None}
+        gated = {gate.inputs[0] for gate in gates}
 
         def read(node: Node, name: str) -> str | None:
-            if name in plan:
-                return name
-            made = graph.producer.get(name)  # a Pad that is part of the pool, as a rule
-            through = made is not None and node.op_type in _POOLS[1:] and made.inputs and made.inputs[0] in plan
-            return made.inputs[0] if through and made is not None else None
+            made = graph.producer.get(name)
+            if name not in plan and made is not None and made.inputs and node.op_type in _POOLS[1:]:
+                name = made.inputs[0]  # of a Pad that is part of the pool, as a rule
+            return name if name in plan else None
 
         def written(node: Node) -> str | None:
             name = node.outputs[0]
-            while name not in plan and name in inner and not _pads(graph.producer[name]):
+            while name in inner and graph.producer[name].op_type != "Pad":
                 name = inner[name].outputs[0]
             return name if name in plan else None
 
@@ -147,10 +154,11 @@ class _Links:
                 tuple(read(node, name) for name in node.inputs),
                 written(node),
                 leaky=node.outputs[0] in inner and inner[node.outputs[0]].op_type == "LeakyRelu",
+                gate=node in gates,
                 swish=len(node.inputs) == 2 and any(name in gated for name in node.inputs),
             )
             for node in graph.nodes
-            if node.outputs and node.outputs[0]
+            if node.outputs and node.outputs[0] and not node.domain
         )
         return cls(sites, shared(graph, plan.nodes, plan))
 
@@ -164,10 +172,6 @@ class _Links:
         """The links with these tensors moving together."""
         first, *rest = dict.fromkeys(map(self.group, tensors))
         return dataclasses.replace(self, leader={**self.leader, **dict.fromkeys(rest, first)})
-
-
-def _pads(node: Node) -> bool:
-    return node.op_type == "Pad"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +189,10 @@ class _At:
         found = [(t, p) for t in tensors if t is not None and (p := self(t)) is not None]
         return found if len(found) == len(tensors) else None
 
+    def moved(self, way: Mapping[str, int]) -> _At:
+        """The positions after a way is taken."""
+        return _At({**self.positions, **{self.links.group(t): p for t, p in way.items()}}, self.links)
+
 
 # ---------------------------------------------------------------------------------------------
 # The rules: where a shift is out of range, the ways to bring it back, the vendor's first
@@ -192,8 +200,7 @@ class _At:
 
 Rule = Callable[[_Site, _At], Ways]
 
-
-_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+_LINEAR, _SUMS, _POOLS = ("Conv", "Gemm"), ("Add", "Sub"), ("MaxPool", "AveragePool", "GlobalAveragePool")
 _ALIGNED = {"align_concat": ("Concat",), "align_pool": _POOLS, "align_pad": ("Pad",), "align_slice": ("Slice",)}
 
 
@@ -215,7 +222,7 @@ def _align(rule: str, site: _Site, at: _At) -> Ways:
 def _shift_read(site: _Site, at: _At) -> Ways:
     """What is added is aligned by a shift of at most 7 bits."""
     found = at.all(*site.inputs)
-    if site.node.op_type not in ("Add", "Sub") or not found:
+    if site.node.op_type not in _SUMS or not found:
         return []
     (finest, high), (coarsest, low) = max(found, key=lambda f: f[1]), min(found, key=lambda f: f[1])
     return [{finest: low + 7}, {coarsest: high - 7}] if high - low > 7 else []
@@ -235,7 +242,7 @@ def _shift_write(site: _Site, at: _At) -> Ways:
 def _shift_cut(site: _Site, at: _At) -> Ways:
     """The accumulator is shifted by 0 to 16 bits."""
     found = at.all(*site.inputs[:2], site.output)
-    if site.node.op_type not in ("Conv", "Gemm") or not found or len(found) < 3:
+    if site.node.op_type not in _LINEAR or not found or len(found) < 3:
         return []
     (_, x), (weight, w), (output, y) = found
     shift = min(max(w + x - y, 0), 16)
@@ -245,7 +252,7 @@ def _shift_cut(site: _Site, at: _At) -> Ways:
 def _shift_bias(site: _Site, at: _At) -> Ways:
     """The bias is shifted by up to 15 bits to the left, and to the right by what the accumulator has to spare."""
     found = at.all(*site.inputs[:3], site.output)
-    if site.node.op_type not in ("Conv", "Gemm") or not found or len(found) < 4:
+    if site.node.op_type not in _LINEAR or not found or len(found) < 4:
         return []
     (_, x), (weight, w), (bias, b), (_, y) = found
     least = 0 if site.leaky else min(0, -(24 - (8 + w + x - y)))
@@ -256,7 +263,7 @@ def _shift_bias(site: _Site, at: _At) -> Ways:
 def _hard_sigmoid(site: _Site, at: _At) -> Ways:
     """The gate reads positions 0 to 15 and writes 7 or more, by a shift that is positive."""
     found = at.all(site.inputs[0] if site.inputs else None, site.output)
-    if site.node.op_type != "HardSigmoid" or not found:
+    if not site.gate or not found:
         return []
     (source, x), (output, y) = found
     new_x, new_y = min(max(x, 0), 15), max(y, 7)
@@ -322,30 +329,40 @@ class Errors:
         back = np.clip(np.rint(array / coded), low, high) * scale
         return float(np.square((array - back).astype(np.float64)).sum())
 
-    def of_bias(self, bias: str, output: str, position: int) -> float:
-        """A bias's error relative to the power of what it is added into."""
-        array, power = np.asarray(self.params[bias], np.float32), self._mean_square(output)
-        return self._squared(bias, array, position) / array.size / power if power else self(bias, position)
+    def share(self, node: Node, tensor: str) -> float:
+        """What a tensor's power is of the sum that a node makes with it and nothing else does; 1 if that is not known.
+
+        Errors of weights come independently of what they multiply, so each adds its square times that of the input.
+        """
+        index, part = node.inputs.index(tensor) if tensor in node.inputs else -1, 0.0
+        if node.op_type in _SUMS or (node.op_type in _LINEAR and index == 2):
+            part = self._mean_square(tensor)
+        elif node.op_type in _LINEAR and index == 1 and tensor in self.params:
+            array = self.params[tensor]
+            outputs = array.shape[1 if node.op_type == "Gemm" and not node.attrs.get("transB", 0) else 0]
+            part = self._mean_square(tensor) * array.size / outputs * self._mean_square(node.inputs[0])
+        whole = self._mean_square(node.outputs[0]) if part and self.graph.sole_reader(tensor) is node else 0.0
+        return part / whole if whole else 1.0
 
     def _of_activation(self, tensor: str, position: int) -> float:
-        name, exponent = self._measured(tensor), -position
-        if self.stats is None or name is None:
-            return 0.0
-        if "errors" in self.stats.observers:
-            table = self.stats.errors(name)
-            if not table["power"]:
-                return 0.0
-            beyond = int(max(exponent - table["exponent"][0], table["exponent"][-1] - exponent, 0))
-            at = int(np.abs(table["exponent"] - exponent).argmin())
-            # Beyond the table, rounding grows fourfold with each exponent, and clipping is as bad as that or worse.
-            return float(min(1.0, table["total"][at] / table["power"] * 4.0**beyond))
+        name, exponent = self.measured(tensor), -position
         grid = self.plan[tensor].grid
         assert isinstance(grid, Integer)
-        reach, limit = max(map(abs, self.stats.range(name))), (grid.qmax - grid.middle) * 2.0**exponent
-        clipped = max(0.0, 1 - limit / reach) ** 2 if reach else 0.0
-        return min(1.0, clipped + 4.0**exponent / 12 / (reach / 3) ** 2) if reach else 0.0
+        limit = float(grid.qmax - grid.middle)
+        if self.stats is None or name is None:  # taken to fill the codes that it has
+            return _at_reach(limit * 2.0 ** int(self.plan[tensor].exponent), limit, exponent)
+        reach = max(map(abs, self.stats.range(name)))
+        if "errors" not in self.stats.observers or not reach:
+            return _at_reach(reach, limit, exponent)
+        table = self.stats.errors(name)
+        at = int(np.abs(table["exponent"] - exponent).argmin())
+        beyond = abs(exponent - int(table["exponent"][at]))
+        if beyond and not table["total"][at]:  # the values are multiples of the table's coarsest scale
+            return _at_reach(reach, limit, exponent)
+        # Beyond the table, rounding grows fourfold with each exponent, and clipping is as bad as that or worse.
+        return min(1.0, float(table["total"][at] / table["power"]) * 4.0**beyond)
 
-    def _measured(self, tensor: str) -> str | None:
+    def measured(self, tensor: str) -> str | None:
         """The tensor whose statistics tell of this one: its own, or those of the Relu that alone reads it."""
         while self.stats is not None and tensor not in self.stats.tensors:
             reader = next((n for n in self.graph.consumers.get(tensor, ()) if cuts_alone(self.graph, n)), None)
@@ -355,13 +372,23 @@ class Errors:
         return tensor
 
     def _mean_square(self, tensor: str) -> float:
-        """What calibration measured of a tensor's power, per element; 0 where that is not known."""
-        name, value = self._measured(tensor), self.graph.values.get(tensor)
+        """The power of a tensor per element; 0 where that is not known."""
+        if tensor in self.params:
+            return float(np.square(self.params[tensor], dtype=np.float64).mean())
+        name, value = self.measured(tensor), self.graph.values.get(tensor)
         if self.stats is None or name is None or "errors" not in self.stats.observers or value is None:
             return 0.0
         sizes = [d for d in (value.shape or ())[1:] if isinstance(d, int)]
         whole = value.shape is not None and len(sizes) == len(value.shape) - 1 and self.stats.feeds
         return float(self.stats.errors(name)["power"]) / (math.prod(sizes) * self.stats.feeds) if whole else 0.0
+
+
+def _at_reach(reach: float, limit: float, exponent: int) -> float:
+    """The relative error, about, of values that spread to `reach`, in codes up to `limit`."""
+    if not reach:
+        return 0.0
+    clipped = max(0.0, 1 - limit * 2.0**exponent / reach) ** 2
+    return float(min(1.0, clipped + 4.0**exponent / 12 / (reach / 3) ** 2))
 
 
 def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], float | None]:
@@ -374,8 +401,8 @@ def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], 
             array = np.asarray(graph.params[tensor], np.float64)
             lost, power = np.square(array - given_back(found, graph.params[tensor])).sum(), np.square(array).sum()
             return float(lost / power) if power else None
-        known = stats is not None and "errors" in stats.observers and _has_position(found) and not found.dynamic
-        return measured(tensor, -int(found.exponent)) if known and _is_power(found) else None
+        known = stats is not None and "errors" in stats.observers and measured.measured(tensor) is not None
+        return measured(tensor, -int(found.exponent)) if known and _has_position(found) else None
 
     return error
 
@@ -386,10 +413,6 @@ def given_back(found: QParams, array: np.ndarray) -> np.ndarray:
         return np.asarray(found.fake_quant(np.asarray(array, np.float32)), np.float64)
     codes = found.stored(np.asarray(array, np.float32)).astype(np.float64)
     return np.asarray((codes - found.zero_point) * np.float64(found.scale))
-
-
-def _is_power(found: QParams) -> bool:
-    return float(found.scale) == math.ldexp(1.0, int(found.exponent))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -407,17 +430,14 @@ class _Cost:
             return between[0]
         return min(between, key=lambda p: (sum(self.error(m, p) for m in self.groups[group]), p))
 
-    def of_way(self, site: _Site, way: Mapping[str, int], positions: Positions) -> float:
+    def of_way(self, site: _Site, way: Mapping[str, int], at: _At) -> float:
         """What a way adds to the errors of all that it moves."""
-        return sum(self._added(site, t, positions[self.links.group(t)], after) for t, after in way.items())
-
-    def _added(self, site: _Site, tensor: str, before: int, after: int) -> float:
-        is_bias = len(site.inputs) > 2 and site.inputs[2] == tensor and site.output is not None
-        if is_bias and tensor in self.error.plan.weights:
-            at = functools.partial(self.error.of_bias, tensor, str(site.output))
-            return at(after) - at(before)
-        members = self.groups[self.links.group(tensor)]
-        return sum(self.error(m, after) - self.error(m, before) for m in members)
+        return sum(
+            (self.error(m, after) - self.error(m, before)) * self.error.share(site.node, m)
+            for tensor, after in way.items()
+            if (before := at(tensor)) is not None
+            for m in self.groups[self.links.group(tensor)]
+        )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -425,29 +445,22 @@ class _Cost:
 # ---------------------------------------------------------------------------------------------
 
 
-def _united(links: _Links, config: QuantConfig, error: Errors, start: Positions) -> tuple[_Links, list[Move]]:
-    """The links with all that must be alike moving together, and those moves."""
-    at, united, because = _At(start, dataclasses.replace(links, leader={})), links, dict[str, tuple[str, str]]()
+def _united(links: _Links, config: QuantConfig, start: Positions) -> tuple[_Links, dict[str, tuple[str, str]]]:
+    """The links with all that must be alike moving together, and by which rule of which node each does."""
+    at, because = _At(start, dataclasses.replace(links, leader={})), dict[str, tuple[str, str]]()
     for rule in (r for r in _ALIGNED if r in config.constraints):
-        for site in links.sites:
+        for site in at.links.sites:
             if tensors := _alike(rule, site, at):
-                united = united.unite(tensors)
+                links = links.unite(tensors)
                 because = {**dict.fromkeys(tensors, (rule, site.node.label)), **because}
-    groups: dict[str, list[str]] = {}
-    for name in start:
-        groups.setdefault(united.group(name), []).append(name)
-    cost, moves = _Cost(error, groups, united), list[Move]()
-    for group, members in groups.items():
-        after = cost.best(group, [start[m] for m in members])
-        moves += [_move(error, *because[m], m, start[m], after) for m in members if m in because and start[m] != after]
-    return united, moves
+    return links, because
 
 
 def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[Move]:
     """Sweeps as the vendor's tool makes them, where the shift of a product asks for no further one."""
     for _ in range(_SWEEPS_OF_QUARK):
         again = False
-        for move, site in _sweep(config, cost, positions, lambda site, ways: ways[0]):
+        for move, site in _sweep(config, cost.links, cost.error, positions, lambda rule, site, at: rule(site, at)[0]):
             again |= not (move.rule == "shift_write" and site.node.op_type == "Mul")
             yield move
         if not again:
@@ -455,31 +468,54 @@ def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> 
 
 
 def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[Move]:
-    """Sweeps that take the cheapest way. Where two rules undo each other's, the vendor's side ends it."""
-    for sweep in range(_SWEEPS):
-        moved = False
+    """Sweeps that take the cheapest way that mends the shift, until all are mended.
 
-        def choose(site: _Site, ways: Ways, *, patient: bool = sweep < _SWEEPS // 2) -> dict[str, int]:
-            return min(ways, key=lambda way: cost.of_way(site, way, positions)) if patient else ways[0]
+    Each time that something is moved, moving it costs more: so ways that undo each other's give in where that is
+    cheapest. If they do not for long, or no way mends a shift, all goes homeward, which comes to an end.
+    """
+    times: Counter[str] = Counter()
+    group = cost.links.group
 
-        for move, _ in _sweep(config, cost, positions, choose):
-            moved = True
+    def price(site: _Site, way: Mapping[str, int], at: _At) -> float:
+        return cost.of_way(site, way, at) + _PRICE * sum(4.0 ** times[group(t)] - 1 for t in way)
+
+    for sweep in itertools.count():
+
+        def choose(rule: Rule, site: _Site, at: _At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
+            ways = [way for way in rule(site, at) if not rule(site, at.moved(way))] if patient else []
+            return min(ways, key=lambda way: price(site, way, at)) if ways else _homeward(rule, site, at)
+
+        before = times.total()
+        for move, _ in _sweep(config, cost.links, cost.error, positions, choose):
+            times[group(move.tensor)] += 1
             yield move
-        if not moved:
+        if times.total() == before:
             return
 
 
+def _homeward(rule: Rule, site: _Site, at: _At) -> dict[str, int]:
+    """All positions at a node as many steps nearer to `_HOME` as the rule takes."""
+    here = {t: p for t in (*site.inputs, site.output) if t is not None and (p := at(t)) is not None}
+    ways = ({t: p + min(max(_HOME - p, -n), n) for t, p in here.items()} for n in itertools.count(1))
+    return next(way for way in ways if not rule(site, at.moved(way)))
+
+
 def _sweep(
-    config: QuantConfig, cost: _Cost, positions: Positions, choose: Callable[[_Site, Ways], dict[str, int]]
+    config: QuantConfig,
+    links: _Links,
+    error: Errors,
+    positions: Positions,
+    choose: Callable[[Rule, _Site, _At], dict[str, int]],
 ) -> Iterator[tuple[Move, _Site]]:
     """One pass of every rule over every node; positions change under way, as in the vendor's tool."""
-    for name in (n for n in _RULES if n in config.constraints):
-        for site in cost.links.sites:
-            ways = _RULES[name](site, _At(positions, cost.links))
-            for tensor, after in choose(site, ways).items() if ways else ():
-                group = cost.links.group(tensor)
-                yield _move(cost.error, name, site.node.label, tensor, positions[group], after), site
-                positions[group] = after
+    at = _At(positions, links)
+    for name, rule in ((n, r) for n, r in _RULES.items() if n in config.constraints):
+        for site in (site for site in links.sites if rule(site, at)):
+            for tensor, wanted in choose(rule, site, at).items():
+                before, after = positions[links.group(tensor)], min(max(wanted, -_LIMIT), _LIMIT)
+                if before != after:
+                    yield _move(error, name, site.node.label, tensor, before, after), site
+                    positions[links.group(tensor)] = after
 
 
 def _move(error: Errors, rule: str, node: str, tensor: str, before: int, after: int) -> Move:

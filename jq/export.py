@@ -66,10 +66,7 @@ def quantized_graph(
     graph: Graph, plan: Plan, params: Mapping[str, Any] | None = None, format: Format = "qdq", opset: int | None = None
 ) -> Graph:
     """Return the graph with all that a plan says as nodes of its own."""
-    if format not in get_args(Format):
-        raise ConfigError(
-            f"no format {format!r}; there are {', '.join(get_args(Format))}.{suggest(format, get_args(Format))}"
-        )
+    check_format(format)
     arrays = {k: np.asarray(v) for k, v in (params or {}).items()}
     graph = as_planned(graph.with_arrays({**graph.arrays, **arrays}), plan)
     graph = explicit(with_opset(graph, opset))
@@ -83,6 +80,13 @@ def quantized_graph(
     return remove_unused(to_qoperator(quantized)) if format == "qoperator" else quantized
 
 
+def check_format(format: str) -> None:
+    """Raise a ConfigError for a format that there is not."""
+    known = get_args(Format)
+    if format not in known:
+        raise ConfigError(f"no format {format!r}; there are {', '.join(known)}.{suggest(str(format), known)}")
+
+
 # ---------------------------------------------------------------------------------------------
 # Quantizers as nodes
 # ---------------------------------------------------------------------------------------------
@@ -94,6 +98,7 @@ class _Writer:
     def __init__(self, graph: Graph, format: Format) -> None:
         self.graph, self.format = graph, format
         self.taken = set(graph.tensors)
+        self.labels = {n.name for n in graph.nodes}
         self.arrays = dict(graph.arrays)
         self.head: list[Node] = []  # of weights and inputs
         self.behind: dict[str, list[Node]] = {}  # of what a node makes, by its name there
@@ -114,13 +119,14 @@ class _Writer:
             self.arrays[codes] = np.clip(array, -largest, largest).astype(grid.dtype)
             self.head.append(self._cast(codes, self._read(name), TensorProto.FLOAT))
         else:
+            if isinstance(grid, Integer):  # whose ends FixNeuron does not know
+                back = found.stored(array).astype(np.float32) - np.float32(found.zero_point)
+                self.arrays[name] = back * np.asarray(found.scale, np.float32)
             self.head += self._pair(name, name, found)
 
     def activation(self, name: str, found: QParams) -> None:
         """A quantizer between what makes a tensor and all its readers."""
-        if name in self.graph.output_names:
-            if name not in self.graph.producer:
-                return  # an input that is an output
+        if name in self.graph.output_names and name in self.graph.producer:
             source = self.made[name] = self._name(f"{name}_QuantizeLinear_Input")
             self.readers[name] = name
         else:
@@ -133,10 +139,14 @@ class _Writer:
 
     def finish(self) -> Graph:
         """The graph with all of them."""
-        nodes = list(self.head)
+        nodes, labels = list(self.head), set[str]()
         for node in self.graph.nodes:
             outputs = tuple(self.made.get(o, o) for o in node.outputs)
-            nodes.append(reading(node, self.readers).replace(outputs=outputs))
+            name = (
+                fresh(node.name, self.labels) if node.name in labels else node.name
+            )  # onnxruntime wants different ones
+            labels |= {name} - {""}
+            nodes.append(reading(node, self.readers).replace(outputs=outputs, name=name))
             nodes += [made for output in node.outputs for made in self.behind.get(output, ())]
         opsets = {**self.graph.opsets, **self.domains}
         return self.graph.with_arrays(self.arrays, nodes=tuple(nodes), opsets=opsets)
@@ -148,14 +158,10 @@ class _Writer:
             op_type, domain, attrs = node_of(grid, -1 if found.axis is None else found.axis)
             return [self._node(op_type, (source,), (result,), attrs, f"{name}_{op_type}", domain)]
         if isinstance(grid, Float):
-            inner, nodes = self._name(f"{name}_QuantizeLinear_Output"), []
+            inner, nodes = self._name(f"{name}_QuantizeLinear_Output"), list[Node]()
             if grid.saturates:
-                bounds = [
-                    self._constant(f"{name}_{end}", np.float32(v))
-                    for end, v in (("lowest", -grid.largest), ("largest", grid.largest))
-                ]
-                source, before = self._name(f"{name}_Clip_Output"), source
-                nodes.append(self._node("Clip", (before, *bounds), (source,), {}, f"{name}_Clip"))
+                nodes.append(self._saturate(name, source, grid.largest))
+                source = nodes[-1].outputs[0]
             kind = helper.np_dtype_to_tensor_dtype(grid.dtype)
             return [*nodes, self._cast(source, inner, kind), self._cast(inner, result, TensorProto.FLOAT)]
         codes = self._name(f"{name}_QuantizeLinear_Output")
@@ -173,13 +179,23 @@ class _Writer:
         quantize = self._quantizer("QuantizeLinear", (source, *parameters), codes, f"{name}_QuantizeLinear", found)
         return [quantize, self._dequantize(name, codes, found, parameters)]
 
+    def _saturate(self, name: str, source: str, largest: float) -> Node:
+        result = self._name(f"{name}_Clip_Output")
+        if self.graph.opset() < 11:
+            return self._node("Clip", (source,), (result,), {"min": -largest, "max": largest}, f"{name}_Clip")
+        ends = (("lowest", -largest), ("largest", largest))
+        bounds = (self._constant(f"{name}_{end}", np.float32(value)) for end, value in ends)
+        return self._node("Clip", (source, *bounds), (result,), {}, f"{name}_Clip")
+
     def _dequantize(self, name: str, codes: str, found: QParams, parameters: tuple[str, ...] = ()) -> Node:
         parameters = parameters or self._parameters(name, found)
         inputs = (codes, *parameters)
         return self._quantizer("DequantizeLinear", inputs, self._read(name), f"{name}_DequantizeLinear", found)
 
     def _quantizer(self, op_type: str, inputs: tuple[str, ...], output: str, name: str, found: QParams) -> Node:
-        attrs = {} if found.axis is None else {"axis": found.axis % self.arrays[inputs[0]].ndim}
+        attrs = {} if found.axis is None else {"axis": found.axis}
+        if attrs and inputs[0] in self.arrays:
+            attrs["axis"] %= self.arrays[inputs[0]].ndim
         domain = ""
         assert isinstance(found.grid, Integer)
         if self.format == "vitis_qdq":
@@ -207,7 +223,7 @@ class _Writer:
     ) -> Node:
         if domain:
             self.domains[domain] = 1
-        return Node(op_type, inputs, outputs, attrs, name, domain)
+        return Node(op_type, inputs, outputs, attrs, fresh(name, self.labels), domain)
 
     def _constant(self, name: str, array: np.ndarray | np.generic) -> str:
         name = self._name(name)
@@ -261,8 +277,9 @@ def _written_out(graph: Graph, node: Node) -> dict[str, Any]:
         attrs.setdefault("output_padding", (0,) * rank)
     same = attrs.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     source = graph.values.get(node.inputs[0])
-    spatial = source.shape[2:] if source is not None and source.shape is not None else ()
-    if same and (node.op_type == "ConvTranspose" or not spatial or not all(isinstance(d, int) for d in spatial)):
+    dims = source.shape[2:] if source is not None and source.shape is not None else ()
+    spatial = [d for d in dims if isinstance(d, int)]
+    if same and (node.op_type == "ConvTranspose" or not dims or len(spatial) < len(dims)):
         return attrs
     if same:
         _, _, pads = windows(spatial, kernel, attrs["strides"], attrs.get("dilations"), None, attrs["auto_pad"])

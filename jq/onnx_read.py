@@ -51,7 +51,11 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
         model.CopyFrom(source)
     else:
         if not isinstance(source, bytes):
-            path = Path(source)
+            try:
+                path = Path(source)
+            except TypeError:
+                known = "a path, the bytes of a file or a ModelProto"
+                raise ModelError(f"a model of type {type(source).__name__!r}: expected {known}") from None
             folder = path.parent
             try:
                 source = path.read_bytes()

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax.sharding import Mesh
 from onnx import ModelProto
@@ -20,18 +20,19 @@ from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets, resolve
 from jq.equalize import equalize
 from jq.errors import ConfigError, ModelError
-from jq.export import Format, export
+from jq.export import Format, check_format, export
 from jq.graph import Graph
 from jq.lint import lint
 from jq.onnx_read import load
+from jq.passes.opset import check_opset
 from jq.plan import Plan
-from jq.planning import plan_and_moves
+from jq.planning import check_weights, plan_and_moves
 from jq.prepare import prepare
 from jq.report import Report, report_of
 from jq.stats import Stats
 from jq.version import __version__
 
-Source = str | os.PathLike[str] | bytes | ModelProto | Graph
+Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,10 +67,13 @@ def quantize(
     Plan(26 activations, 32 weights)
     """
     config, start = resolve(config), time.perf_counter()
-    check_output(output)
+    check_format(format)
+    check_opset(opset)
+    check_output(output, model)
     original = model if isinstance(model, Graph) else load(model)
     refuse_quantized(original)
     graph = prepare(original, config)
+    check_weights(graph, config)
     if config.cle:
         graph = equalize(graph)
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
@@ -81,6 +85,8 @@ def quantize(
     if stats is not None and config.corrects_bias:
         graph = correct_biases(graph, plan, stats)
         plan, moves = plan_and_moves(graph, stats, config)
+    if not len(plan):
+        warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     metadata = _metadata(model, original, config)
     quantized = export(graph, plan, format=format, path=output, opset=opset, metadata=metadata)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
@@ -102,11 +108,21 @@ def refuse_quantized(graph: Graph) -> None:
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "FixNeuron", "VitisQuantizeLinear", "ConvInteger"})
 
 
-def check_output(output: str | os.PathLike[str] | None) -> None:
-    """Raise a ConfigError where no file can be written, before any work is done."""
+def check_output(output: str | os.PathLike[str] | None, model: Any = None) -> None:
+    """Raise a ConfigError where no file can be written, or where the float model would be lost, before any work."""
     if output is None:
         return
     path = Path(output)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # too long a name, a null byte in it
+        raise ConfigError(
+            f"the output {str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if isinstance(model, (str, os.PathLike)) and path.is_file() and Path(model).exists() and path.samefile(model):
+        raise ConfigError(f"the output {path} is the float model itself; give another name")
     if path.is_dir():
         raise ConfigError(f"the output {path} is a folder; give the name of a file in it")
     folder = next(p for p in (path.parent, *path.parent.parents) if p.exists())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-import jax.numpy as jnp
+import numpy as np
 
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
@@ -98,8 +98,8 @@ def shared(graph: Graph, nodes: Collection[str], tensors: Collection[str]) -> di
 
 
 def is_weight(graph: Graph, name: str) -> bool:
-    """Whether a tensor is an array of the graph, and of floats."""
-    return name in graph.params and bool(jnp.issubdtype(graph.params[name].dtype, jnp.floating))
+    """Whether a tensor is an array of the graph, and of the floats that quantizers take."""
+    return name in graph.params and graph.params[name].dtype == np.float32
 
 
 def _operands(graph: Graph, node: Node) -> Iterator[tuple[str, str]]:

@@ -10,14 +10,16 @@ import numpy as np
 
 from jq.config import QuantConfig, resolve
 from jq.constraints import Move, constrain
-from jq.errors import DataError
+from jq.errors import DataError, ModelError
 from jq.fake import as_planned
 from jq.formats import INT32, Block, Format, Integer
 from jq.graph import Graph, Node
 from jq.passes.npu import FORMS, FUNCTIONS
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
+from jq.registry import lookup
 from jq.search import activation_qparams, weight_qparams
+from jq.selection import selected
 from jq.stats import Stats
 
 _ONE, _ZERO = np.float32(1), np.int32(0)
@@ -52,8 +54,8 @@ def plan_and_moves(
     found |= _activations(graph, stats, config, placement.activations)
     found |= {k: found[source] for k, source in shared(graph, placement.nodes, found).items()}
     plan = Plan(
-        activations={k: found[k] for k in placement.activations},
-        weights={k: found[k] for k in placement.weights},
+        activations={k: found[k] for k in placement.activations if k in found},
+        weights={k: found[k] for k in placement.weights if k in found},
         nodes=placement.nodes,
         forms=tuple(name for name in FORMS if name in config.forms),
     )
@@ -77,7 +79,8 @@ def with_product_scales(plan: Plan, biases: Mapping[str, Node]) -> Plan:
 def _floats(graph: Graph, stats: Stats | None, config: QuantConfig) -> frozenset[str]:
     """The activations that can be quantized."""
     if stats is not None and config.calibrates:
-        return frozenset(activation_qparams(graph, stats, config))
+        known = {k for k, v in graph.values.items() if v.dtype not in (None, np.float32)}
+        return frozenset(activation_qparams(graph, stats, config).keys() - known)
     return frozenset(k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers)
 
 
@@ -87,7 +90,7 @@ def _activations(
     found: dict[str, QParams] = {}
     for options, names in _by_options(config, nodes).items():
         if not isinstance(options.activation, Integer):
-            found |= {k: _cast(options.activation, _reader(graph, k), k) for k in names}
+            found |= _casts(graph, options.activation, {k: _reader(graph, k) for k in names})
         elif options.dynamic:
             found |= {k: QParams(_ONE, _ZERO, options.activation, dynamic=True) for k in names}
         elif stats is None:
@@ -100,15 +103,47 @@ def _activations(
     return found
 
 
+def check_weights(graph: Graph, config: QuantConfig) -> None:
+    """Raise a ModelError where an operator that is to be quantized has a weight that cannot be."""
+    chosen = selected(graph, config)
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is None or entry.channels is None or node.outputs[0] not in chosen:
+            continue
+        for name in node.inputs[1:]:
+            if name in graph.params:
+                check_weight(name, graph.params[name], node)
+                if not graph.params[name].size:
+                    shape = list(graph.params[name].shape)
+                    raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
+
+
+def check_weight(name: str, array: Any, node: Node) -> None:
+    """Raise a ModelError unless a weight of a node is of finite float32 numbers."""
+    array, where = np.asarray(array), _where(name, node)
+    if array.dtype != np.float32:
+        raise ModelError(f"{where} is {array.dtype}; models of float32 are quantized: convert it, or exclude the node")
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array)).tolist()
+        found = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
+        raise ModelError(f"{where} has {found}: is the file damaged, or did training diverge?")
+
+
+def _where(weight: str, node: Node) -> str:
+    return f"weight {weight!r} of node {node.label!r} ({node.qualified})"
+
+
 def _weights(
     graph: Graph, config: QuantConfig, nodes: Mapping[str, Node], arrays: Mapping[str, Any]
 ) -> dict[str, QParams]:
     found: dict[str, QParams] = {}
     for options, names in _by_options(config, nodes).items():
         if isinstance(options.weight, Integer):
+            for name in names:
+                check_weight(name, arrays[name], nodes[name])
             found |= weight_qparams(graph, options, {k: arrays[k] for k in names})
         else:
-            found |= {k: _cast(options.weight, nodes[k], k) for k in names}
+            found |= _casts(graph, options.weight, {k: nodes[k] for k in names})
     return found
 
 
@@ -125,10 +160,18 @@ def _by_options(config: QuantConfig, nodes: Mapping[str, Node]) -> dict[QuantCon
     return found
 
 
-def _cast(grid: Format, node: Node, tensor: str) -> QParams:
-    """A float or block format, of which the blocks lie along the axis that the products are summed over."""
-    index = node.inputs.index(tensor) if tensor in node.inputs else 0
-    return QParams(_ONE, _ZERO, grid, summed_axis(node, index) if isinstance(grid, Block) else None)
+def _casts(graph: Graph, grid: Format, nodes: Mapping[str, Node]) -> dict[str, QParams]:
+    """A float format of tensors, or a block format, whose blocks lie along the axis that products are summed over.
+
+    A scalar has no axis, and stays as it is.
+    """
+    if not isinstance(grid, Block):
+        return {k: QParams(_ONE, _ZERO, grid) for k in nodes}
+    ranked = {k: n for k, n in nodes.items() if (value := graph.values.get(k)) is None or value.shape != ()}
+    return {
+        k: QParams(_ONE, _ZERO, grid, summed_axis(n, n.inputs.index(k) if k in n.inputs else 0))
+        for k, n in ranked.items()
+    }
 
 
 def summed_axis(node: Node, index: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
-import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -38,7 +37,6 @@ _TARGETS = {
 _ONE, _ZERO = np.float32(1), np.int32(0)
 _TINY = np.finfo(np.float32).tiny  # devices flush smaller scales to zero
 _WIDEST = 16  # bits of codes that float32 arithmetic makes of any value without error
-_NONE = ml_dtypes.float8_e4m3fn  # a type of no grid here
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,11 +115,11 @@ def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
     if len(public) > 1 or (public and name not in graph.producer):
         return None  # one tensor has one name, and that of an input or array is taken
     found, weight = merged.qparams, graph.arrays.get(name)
-    if isinstance(found.grid, Integer) and found.grid.bits > _WIDEST:
-        return None
+    if weight is None and isinstance(found.grid, Integer):
+        # `export` cannot write the axis of an activation's channels.
+        return merged if found.axis is None and found.grid.bits <= _WIDEST else None
     if weight is None:
-        # TODO `export` cannot write the axis of an activation's channels.
-        return None if found.axis is not None and isinstance(found.grid, Integer) else merged
+        return merged
     if weight.dtype != np.float32 or found.dynamic:
         return None
     grid = found.grid
@@ -193,7 +191,8 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
         ends = _readers(graph, node.outputs[0])
         if stated is None or not all(_is_dequantizer(e) for e in ends):
             return None
-        back = [_parameters(graph, e, stated.grid.dtype) for e in ends if not isinstance(stated.grid, Block)]
+        assert not isinstance(stated.grid, Block)
+        back = [_parameters(graph, e, stated.grid.dtype) for e in ends]
         if not all(b is not None and _same(b, stated) for b in back):
             return None
         return _closed(graph, name, stated, (node,), ends)
@@ -350,7 +349,9 @@ def _block(node: Node) -> QParams | None:
 
 def _fix_neuron(graph: Graph, node: Node) -> QParams | None:
     """The same of the operator that quantizes and dequantizes at once."""
-    found = _parameters(graph, node.replace(attrs={}), np.dtype(_NONE)) if len(node.inputs) > 2 else None
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return None  # the zero point's type is that of the codes
+    found = _parameters(graph, node.replace(attrs={}), np.dtype(np.uint8))
     if found is None or found.axis is not None or not isinstance(found.grid, Integer):
         return None
     stated = node.attrs.get("bit_width"), np.ldexp(np.float32(1), -int(node.attrs.get("pos", 0)))

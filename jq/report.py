@@ -185,11 +185,11 @@ def _page(report: Report) -> str:
         f'<h2>Tensors</h2><div class="scroll"><table class="sortable"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>",
     ]
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(report.title)}</title>'
+    title, body = _text(report.title), "\n".join(parts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>{body}<script>{_SCRIPT}</script></body></html>"
     )
-    body = "\n".join(parts)
-    return f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{body}<script>{_SCRIPT}</script></body></html>"
 
 
 def _html_row(row: Row) -> str:

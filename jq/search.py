@@ -104,12 +104,12 @@ def _from_range(low: float, high: float, config: QuantConfig) -> QParams:
     if config.scale == "power_of_two":
         return _power_of_two(base_exponent(low, high, config.activation_grid), config)
     scale, zero_point = ranges.scale_zero_point(low, high, config.activation_grid, symmetric=config.symmetric)
-    return QParams(scale, zero_point.astype(np.int32), config.activation_grid)
+    return QParams(scale, zero_point.astype(np.int32), config.activation)
 
 
 def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
-    grid = config.activation_grid
-    return QParams(power_of_two(exponent), np.int32(grid.middle), grid)
+    # What is rounded at run time saturates at the ends of its type; only scales are found on the symmetric grid.
+    return QParams(power_of_two(exponent), np.int32(config.activation_grid.middle), config.activation)
 
 
 def _histogram_exponent(histogram: Histogram, low: float, high: float, grid: Integer) -> int:

@@ -184,7 +184,8 @@ class Traced:
                     scope[name] = plan.fake_quant(name, _read(scope, name))
                 if name in self.taps:
                     tapped[name] = _tap(self.taps[name], _read(scope, name))
-        result = {name: layout.plain(_read(scope, name)) for name in self.outputs}
+        given = {**params, **inputs}  # what no node makes is passed on as it is: a model holds it only once
+        result = {name: layout.plain(_read(given if name in given else scope, name)) for name in self.outputs}
         return (result, tapped) if self.taps else result
 
     def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

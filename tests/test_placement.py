@@ -397,7 +397,7 @@ def test_mixed_precision_from_the_options_to_the_file(preset: str) -> None:
     stats = jq.calibrate(graph, [{"x": v} for v in x], config)
     plan = make_plan(graph, stats, config)
     assert plan["w1"].grid == INT4.narrow and plan["w0"].grid.bits == plan["w2"].grid.bits == 8
-    assert plan["d"].grid == INT16.narrow and plan["x"].grid.bits == plan["b"].grid.bits == plan["y"].grid.bits == 8
+    assert plan["d"].grid == INT16 and plan["x"].grid.bits == plan["b"].grid.bits == plan["y"].grid.bits == 8
     model = jq.export(graph, plan)
     types = {i.data_type for i in model.graph.initializer}
     assert {TensorProto.INT4, TensorProto.INT16, TensorProto.INT8} < types

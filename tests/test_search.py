@@ -320,7 +320,7 @@ class TestFloatActivations:
                 continue
             np.testing.assert_allclose(found.scale, (high - low) / (grid.qmax - grid.qmin), rtol=1e-7)
             zero = grid.middle if symmetric else np.rint(grid.qmin - low / ((high - low) / (grid.qmax - grid.qmin)))
-            assert found.zero_point == zero and found.grid == grid
+            assert found.zero_point == zero and found.grid == format  # which is where it saturates
 
     @pytest.mark.parametrize("method", ["percentile", "entropy", "mse", "layerwise_percentile"])
     def test_a_float_method_with_powers_of_two_is_its_nearest(self, graph, method):

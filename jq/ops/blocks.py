@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from jq.blocks import cast
 from jq.errors import ModelError, UnsupportedOp
-from jq.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Rounding, magnitude
-from jq.numerics import divide
+from jq.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
+from jq.numerics import divide, fake_quant, power_of_two
 from jq.ops.quant import dequantize_linear, quantize_linear
 from jq.registry import Array, op
 
 QUARK = "com.amd.quark"
-_VITIS = "com.vai.quantize"
+_VITIS, _CONTRIB = "com.vai.quantize", "ai.onnx.contrib"
 _ROUNDINGS: tuple[Rounding, ...] = ("half_away", "half_up", "half_even")  # as the attribute `rounding_mode` counts them
 _HEADER = 9  # bits of `bit_width` that are no magnitude: the sign and the shared exponent
 _WIDEST = 32  # `bit_width` whose finest step float32 can still hold
@@ -152,6 +152,15 @@ def _quantize_dequantize(x: Array, fmt: Block, axis: int) -> Array:
     if x.ndim > 1 and not -x.ndim <= axis < x.ndim:
         raise ModelError(f"axis {axis} does not exist in a tensor of shape {x.shape}")
     return cast(x.astype(jnp.float32), fmt, axis if x.ndim > 1 else 0).astype(x.dtype)
+
+
+@op("FixNeuron", domain=_CONTRIB)
+def fix_neuron(
+    x: Array, scale: Array | None = None, zero_point: Array | None = None, *, bit_width: int = 8, pos: int = 0
+) -> Array:
+    """Rounded to signed integers of `bit_width` bits at a position; AMD's compiler reads the attributes alone."""
+    most = 2 ** (bit_width - 1)
+    return fake_quant(x, power_of_two(-pos), 0, Integer(bit_width, True, -most, most - 1))
 
 
 @op("VitisQuantizeLinear", domain=_VITIS, layout=("axis",))

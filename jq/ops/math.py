@@ -255,6 +255,9 @@ def _to_float8(x: Array, dtype: np.dtype, saturate: bool, opset: int) -> Array:
     return x.astype(dtype)
 
 
+_HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
 def _cast(x: Array, dtype: np.dtype, saturate: bool, round_mode: str, opset: int) -> Array:
     if dtype.kind in "OUS":
         return _to_text(x)
@@ -266,6 +269,9 @@ def _cast(x: Array, dtype: np.dtype, saturate: bool, round_mode: str, opset: int
         return _to_float8(x, dtype, saturate, opset)
     if dtype in _NARROW_INTEGERS and x.dtype.itemsize > 1:
         x = x.astype(np.int32)  # XLA would saturate a float; higher bits are dropped, as from any integer
+    if dtype in _HALF and isinstance(x, jax.Array) and x.dtype == np.float32:
+        info = jnp.finfo(dtype)  # XLA keeps the excess precision of what is cast back again
+        x = lax.reduce_precision(x, info.nexp, info.nmant)
     return astype(x, dtype)
 
 

@@ -295,7 +295,9 @@ def average_pool(
         count = count[..., None] * ((place >= first) & (place < last)).sum(axis=1)
     total = _window_sums(_wide(x), kernel_shape, strides, dilations, pads)
     count = count[..., None] if np.any(count != count.flat[0]) else count.flat[0]
-    return divide(total, jnp.asarray(count, total.dtype)).astype(x.dtype)  # as runtimes do, before any rounding to codes
+    return divide(total, jnp.asarray(count, total.dtype)).astype(
+        x.dtype
+    )  # as runtimes do, before any rounding to codes
 
 
 def _power(x: Array, p: float) -> Array:

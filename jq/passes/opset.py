@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import onnx
 from onnx import version_converter
 
 from jq.errors import ConfigError
-from jq.graph import Graph
+from jq.graph import Graph, Node
 from jq.onnx_read import load
 from jq.onnx_write import to_model
+from jq.registry import schema
 
 LEAST = 10  # which has QuantizeLinear
 USUAL = 17  # what compilers are tested with
+_SIGNED = 13
 
 
 def with_opset(graph: Graph, version: int | None) -> Graph:
@@ -23,14 +24,12 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
     >>> with_opset(jq.load(jq.zoo.path("fashion_resnet")), 21).opset()
     21
     """
-    newest = onnx.defs.onnx_opset_version()
-    if version is not None and not LEAST <= version <= newest:
-        raise ConfigError(
-            f"opset {version}: quantizers exist from {LEAST} on, and this onnx knows opsets up to {newest}"
-        )
+    check_opset(version)
     wanted = max(USUAL, graph.opset()) if version is None else version
     if graph.opset() == wanted:
         return graph
+    if _means_the_same(graph, wanted):
+        return graph.replace(opsets={**graph.opsets, "": wanted})
     try:
         return _converted(graph, wanted)
     except Exception as error:  # onnx's converter raises several kinds
@@ -40,6 +39,21 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
         raise ConfigError(
             f"the model, of opset {graph.opset()}, cannot be converted to opset {wanted}: {reason[0]}"
         ) from error
+
+
+def _means_the_same(graph: Graph, version: int) -> bool:
+    """Whether every node means at another version what it does at the graph's: often so, and downwards too."""
+    return all(node.domain or _keeps(node, graph.opset(), version) for node in graph.walk())
+
+
+def _keeps(node: Node, before: int, after: int) -> bool:
+    old, new = schema(node.op_type, "", before), schema(node.op_type, "", after)
+    if old is None or new is None or old.since_version == new.since_version:
+        return old is not None and new is not None
+    # From 13 on what a version changed of an operator shows in its signature, or is a type more.
+    used = slice(0, len(node.inputs))
+    same_inputs = [i.name for i in old.inputs][used] == [i.name for i in new.inputs][used]
+    return before > after >= _SIGNED and same_inputs and node.attrs.keys() <= new.attributes.keys()
 
 
 def _converted(graph: Graph, version: int) -> Graph:

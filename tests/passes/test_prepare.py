@@ -15,8 +15,8 @@ from jq.graph import Graph, Node, Value
 from jq.onnx_read import load
 from jq.onnx_write import to_model
 from jq.passes import CLEANING
-from jq.prepare import prepare
 from jq.passes.edit import bypass, rename
+from jq.prepare import prepare
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
 
