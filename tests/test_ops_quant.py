@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from jq import layout
+from jq.numerics import divide
 from jq.onnx_read import load
 from jq.ops import quant
 from jq.trace import trace

@@ -294,10 +294,9 @@ def average_pool(
         first, last = (-begin, size + end) if count_include_pad else (0, size)
         count = count[..., None] * ((place >= first) & (place < last)).sum(axis=1)
     total = _window_sums(_wide(x), kernel_shape, strides, dilations, pads)
-    count = count[..., None] if np.any(count != count.flat[0]) else count.flat[0]
-    return divide(total, jnp.asarray(count, total.dtype)).astype(
-        x.dtype
-    )  # as runtimes do, before any rounding to codes
+    each = count[..., None] if np.any(count != count.flat[0]) else count.flat[0]
+    # As runtimes divide: what comes next may be rounded to codes.
+    return divide(total, jnp.asarray(each, total.dtype)).astype(x.dtype)
 
 
 def _power(x: Array, p: float) -> Array:

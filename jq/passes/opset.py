@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 from onnx import version_converter
 
 from jq.errors import ConfigError
@@ -39,6 +40,15 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
         raise ConfigError(
             f"the model, of opset {graph.opset()}, cannot be converted to opset {wanted}: {reason[0]}"
         ) from error
+
+
+def check_opset(version: int | None) -> None:
+    """Raise a ConfigError for an opset that no quantized model can have."""
+    newest = onnx.defs.onnx_opset_version()
+    if version is not None and not LEAST <= version <= newest:
+        raise ConfigError(
+            f"opset {version}: quantizers exist from {LEAST} on, and this onnx knows opsets up to {newest}"
+        )
 
 
 def _means_the_same(graph: Graph, version: int) -> bool:
