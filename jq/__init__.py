@@ -18,6 +18,7 @@ from jq.pipeline import Result, quantize
 from jq.plan import Plan, QParams
 from jq.planning import make_plan
 from jq.prepare import prepare
+from jq.quantized import split_quantizers
 from jq.report import Report
 from jq.search import activation_qparams, activation_ranges, weight_qparams
 from jq.stats import Stats
@@ -59,6 +60,7 @@ __all__ = [
     "presets",
     "quantize",
     "save",
+    "split_quantizers",
     "to_model",
     "trace",
     "weight_qparams",

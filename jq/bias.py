@@ -46,4 +46,4 @@ def output_shift(graph: Graph, plan: Plan, stats: Stats, node: Node) -> np.ndarr
         groups = node.attrs.get("group", 1)
         by_group = rounding.reshape(groups, -1, array.shape[1], np.prod(array.shape[2:], dtype=int)).sum(-1)
         shift = np.einsum("goi,gi->go", by_group, mean.reshape(groups, -1)).reshape(-1)
-    return shift if shift.size == graph.params[bias].size else None
+    return shift if graph.params[bias].shape in (shift.shape, (1, *shift.shape)) else None

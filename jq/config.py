@@ -347,21 +347,20 @@ _FLOAT = _XINT8.replace(  # float scales, biases at the scale of the products, n
     weight_method="minmax",
     bias="int32",
     forms=(),
-    cle=False,
     constraints=(),
 )
-_ASYMMETRIC = _FLOAT.replace(activation=UINT8, symmetric=False, method="percentile", op_types=CNN_OPS)
-_A8W8 = _FLOAT.replace(cle=True)
-_CNN = _ASYMMETRIC.replace(method="minmax")
-_ACCURATE = _ASYMMETRIC.replace(percentile=99.9999, finetune="adaround")
+_PLAIN = {"op_types": CNN_OPS, "rewrites": ("hard_swish_to_product",)}  # of onnxruntime's own scheme, for 8 bits
+_ASYMMETRIC = _FLOAT.replace(activation=UINT8, symmetric=False, method="percentile", **_PLAIN)
+_WIDE = _FLOAT.replace(activation=UINT16, symmetric=False, method="percentile")
+_ACCURATE = {"percentile": 99.9999, "finetune": "adaround"}
 _BASES = {
     "XINT8": _XINT8,
-    "A8W8": _A8W8,
-    "A16W8": _A8W8.replace(activation=INT16),
+    "A8W8": _FLOAT,
+    "A16W8": _FLOAT.replace(activation=INT16),
     "S8S8_AAWS": _ASYMMETRIC.replace(activation=INT8, percentile=99.9999),
     "U8S8_AAWS": _ASYMMETRIC,
     "S16S8_ASWS": _FLOAT.replace(activation=INT16, method="percentile"),
-    "U16S8_AAWS": _ASYMMETRIC.replace(activation=UINT16, op_types=NPU_OPS),
+    "U16S8_AAWS": _WIDE,
 }
 _CAST = _FLOAT.replace(bias="weight")
 _CASTS = {
@@ -369,6 +368,7 @@ _CASTS = {
     "MXFP8E4M3": MXFP8E4M3, "MXFP6E3M2": MXFP6E3M2, "MXFP6E2M3": MXFP6E2M3, "MXFP4E2M1": MXFP4E2M1, "MXINT8": MXINT8,
 }  # fmt: skip
 _CASTING = {name: _CAST.replace(activation=format, weight=format) for name, format in _CASTS.items()}
+_CASTING |= {k: c.replace(fuse_activations=False) for k, c in _CASTING.items() if isinstance(c.weight, Block)}
 _CASTING["BF16"] = _CASTING["BF16"].replace(op_types=None)
 
 _PRESETS = {
@@ -384,17 +384,16 @@ _PRESETS = {
         constraints=(),
         fuse_activations=False,
         op_types=None,
-        cle=False,
     ),
     "U8U8_AAWA": _ASYMMETRIC.replace(weight=UINT8, weight_symmetric=False),
-    "INT8_CNN_DEFAULT": _CNN,
-    "INT8_CNN_ACCURATE": _ACCURATE,
-    "INT16_CNN_DEFAULT": _CNN.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
-    "INT16_CNN_ACCURATE": _ACCURATE.replace(activation=UINT16, weight=INT16, op_types=NPU_OPS),
+    "INT8_CNN_DEFAULT": _ASYMMETRIC.replace(method="minmax"),
+    "INT8_CNN_ACCURATE": _ASYMMETRIC.replace(**_ACCURATE),
+    "INT16_CNN_DEFAULT": _WIDE.replace(weight=INT16, method="minmax"),
+    "INT16_CNN_ACCURATE": _WIDE.replace(weight=INT16, **_ACCURATE),
     **_CASTING,
     **{f"{name}_ADAQUANT": config.replace(finetune="adaquant") for name, config in _CASTING.items()},
     "UINT8_DYNAMIC_QUANT": _ASYMMETRIC.replace(
-        weight=UINT8, weight_symmetric=False, bias="float", dynamic=True, op_types=DYNAMIC_OPS, rewrites=()
+        weight=UINT8, weight_symmetric=False, bias="float", dynamic=True, op_types=DYNAMIC_OPS, rewrites=(), cle=False
     ),
 }
 # Names of the whole family in the issues and guides: the usual member.

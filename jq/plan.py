@@ -121,7 +121,7 @@ class Plan:
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     >>> plan = jq.make_plan(graph, jq.calibrate(graph, jq.zoo.calibration_set()[0][:16]))
     >>> plan
-    Plan(23 activations, 20 weights)
+    Plan(26 activations, 32 weights)
     >>> plan["input"]
     QParams(scale=0.015625, zero_point=128, uint8)
     """

@@ -14,7 +14,7 @@ from jq.errors import DataError, ModelError
 from jq.fake import as_planned
 from jq.formats import INT32, Block, Format, Integer
 from jq.graph import Graph, Node
-from jq.passes.npu import FORMS, FUNCTIONS
+from jq.passes.npu import FORMS, FUNCTIONS, NOT_QUARKS
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
 from jq.registry import lookup
@@ -57,7 +57,7 @@ def plan_and_moves(
         activations={k: found[k] for k in placement.activations if k in found},
         weights={k: found[k] for k in placement.weights if k in found},
         nodes=placement.nodes,
-        forms=tuple(name for name in FORMS if name in config.forms),
+        forms=tuple(n for n in FORMS if n in config.forms and not (config.strict_quark and n in NOT_QUARKS)),
     )
     # A Sigmoid that becomes a HardSigmoid is one for the constraints.
     plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)

@@ -243,9 +243,12 @@ def jq_whole(cores: Sequence[int], path: str, data: str, cache: str) -> dict[str
     }
 
 
-def quark_whole(python: str, threads: int, path: str, data: str, name: str, folder: str) -> dict[str, Any]:
+def quark_whole(
+    python: str, threads: int, path: str, data: str, name: str, folder: str, script: str = QUARK_SCRIPT
+) -> dict[str, Any]:
+    """Seconds of Quark, which leaves `quantized.onnx` in the folder."""
     result = Path(folder) / "quark.json"
-    command = [python, "-c", QUARK_SCRIPT, str(Path(path).resolve()), data, name, str(result)]
+    command = [python, "-c", script, str(Path(path).resolve()), data, name, str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": folder}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     log = done.stdout + done.stderr

@@ -26,7 +26,7 @@ from jq.passes.npu.factors import average_pool_factor, rectangular_pool_factor, 
 from jq.passes.npu.pools import reduce_mean_to_pool, split_large_pool
 from jq.passes.npu.splits import split_to_slice
 
-__all__ = ["FORMS", "FUNCTIONS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
+__all__ = ["FORMS", "FUNCTIONS", "NOT_QUARKS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
 
 STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
     {
@@ -41,6 +41,7 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
 # Forms that change what an activation computes, and may be applied again. Where they come before calibration, what
 # follows is calibrated as it will be; Quark has them after it.
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
+NOT_QUARKS = ("rectangular_pool_factor",)  # forms that the chip has and Quark leaves out
 
 FORMS: Mapping[str, Rewrite] = MappingProxyType(
     {
