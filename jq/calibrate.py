@@ -277,7 +277,7 @@ class _Step:
 
         def take(states: States, feed: tuple[Any, jax.Array]) -> tuple[States, None]:
             sample, counts = feed
-            _, seen = self._tapped(places)(params, {**sample, **self.known})
+            seen = self._tapped(places)(params, {**sample, **self.known})[1] if self.tensors else {}
             rows = {
                 name: jax.tree.map(
                     lambda *leaves: jnp.concatenate(leaves), *(s[name] for s in seen.values() if name in s)

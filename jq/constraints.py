@@ -34,15 +34,15 @@ from jq.stats import Stats
 Positions = dict[str, int]
 Ways = list[dict[str, int]]  # alternatives, each of new positions
 
-_SWEEPS_OF_QUARK, _SWEEPS = 5, 20
-_PRICE = 1e-4  # of moving again what was moved: a relative squared error
+_SWEEPS_OF_QUARK, _SWEEPS = 5, 100
+_PRICE = 0.01  # of moving again what was moved: a relative squared error
 _LIMIT = 127  # of positions, as `exponent_of` reads them
 _HOME = 7  # if all positions are this one, every shift is in its range
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A position that a constraint changed, and the relative squared error of the tensor before and after."""
+    """A position that constraints changed, the last of them, and the relative squared error before and after."""
 
     rule: str
     node: str
@@ -76,14 +76,16 @@ def constrain(
         groups.setdefault(links.group(name), []).append(name)
     cost = _Cost(error, groups, links)
     positions = {group: cost.best(group, [start[m] for m in members]) for group, members in groups.items()}
-    common = {name: positions[links.group(name)] for name in because}
-    moves = [_move(error, *because[name], name, start[name], p) for name, p in common.items() if p != start[name]]
-    moves += (_sweeps_of_quark if strict else _sweeps_at_least_cost)(config, cost, positions)
+    last = dict((_sweeps_of_quark if strict else _sweeps_at_least_cost)(config, cost, positions))
     changed: dict[str, QParams | None] = {}
+    moves = []
     for name, before in start.items():
-        if (after := positions[links.group(name)]) != before:
+        group = links.group(name)
+        if (after := positions[group]) != before:
             coded = plan[name].scale if strict and name in plan.weights else None
             changed[name] = dataclasses.replace(plan[name], scale=power_of_two(-after), coded=coded)
+            rule, site = last.get(group) or because.get(name) or because[group]
+            moves.append(Move(rule, site.node.label, name, before, after, error(name, before), error(name, after)))
     return plan.replace(changed), tuple(moves)
 
 
@@ -199,6 +201,7 @@ class _At:
 # ---------------------------------------------------------------------------------------------
 
 Rule = Callable[[_Site, _At], Ways]
+Reason = tuple[str, _Site]  # the rule that moves something, and where
 
 _LINEAR, _SUMS, _POOLS = ("Conv", "Gemm"), ("Add", "Sub"), ("MaxPool", "AveragePool", "GlobalAveragePool")
 _ALIGNED = {"align_concat": ("Concat",), "align_pool": _POOLS, "align_pad": ("Pad",), "align_slice": ("Slice",)}
@@ -357,7 +360,7 @@ class Errors:
         table = self.stats.errors(name)
         at = int(np.abs(table["exponent"] - exponent).argmin())
         beyond = abs(exponent - int(table["exponent"][at]))
-        if beyond and not table["total"][at]:  # the values are multiples of the table's coarsest scale
+        if not table["power"] or (beyond and not table["total"][at]):  # the values are multiples of the coarsest scale
             return _at_reach(reach, limit, exponent)
         # Beyond the table, rounding grows fourfold with each exponent, and clipping is as bad as that or worse.
         return min(1.0, float(table["total"][at] / table["power"]) * 4.0**beyond)
@@ -374,7 +377,7 @@ class Errors:
     def _mean_square(self, tensor: str) -> float:
         """The power of a tensor per element; 0 where that is not known."""
         if tensor in self.params:
-            return float(np.square(self.params[tensor], dtype=np.float64).mean())
+            return float(np.square(np.asarray(self.params[tensor], np.float64)).mean())
         name, value = self.measured(tensor), self.graph.values.get(tensor)
         if self.stats is None or name is None or "errors" not in self.stats.observers or value is None:
             return 0.0
@@ -431,13 +434,14 @@ class _Cost:
         return min(between, key=lambda p: (sum(self.error(m, p) for m in self.groups[group]), p))
 
     def of_way(self, site: _Site, way: Mapping[str, int], at: _At) -> float:
-        """What a way adds to the errors of all that it moves."""
-        return sum(
+        """What a way adds to the errors of all that it moves; to undo another rule's move is no gain."""
+        added = sum(
             (self.error(m, after) - self.error(m, before)) * self.error.share(site.node, m)
             for tensor, after in way.items()
             if (before := at(tensor)) is not None
             for m in self.groups[self.links.group(tensor)]
         )
+        return max(0.0, added)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -445,50 +449,49 @@ class _Cost:
 # ---------------------------------------------------------------------------------------------
 
 
-def _united(links: _Links, config: QuantConfig, start: Positions) -> tuple[_Links, dict[str, tuple[str, str]]]:
-    """The links with all that must be alike moving together, and by which rule of which node each does."""
-    at, because = _At(start, dataclasses.replace(links, leader={})), dict[str, tuple[str, str]]()
+def _united(links: _Links, config: QuantConfig, start: Positions) -> tuple[_Links, dict[str, Reason]]:
+    """The links with all that must be alike moving together, and why each tensor and each group does."""
+    at, because = _At(start, dataclasses.replace(links, leader={})), dict[str, Reason]()
     for rule in (r for r in _ALIGNED if r in config.constraints):
         for site in at.links.sites:
             if tensors := _alike(rule, site, at):
                 links = links.unite(tensors)
-                because = {**dict.fromkeys(tensors, (rule, site.node.label)), **because}
-    return links, because
+                because = {**dict.fromkeys(tensors, (rule, site)), **because}
+    return links, {**{links.group(t): reason for t, reason in because.items()}, **because}
 
 
-def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[Move]:
+def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[tuple[str, Reason]]:
     """Sweeps as the vendor's tool makes them, where the shift of a product asks for no further one."""
     for _ in range(_SWEEPS_OF_QUARK):
         again = False
-        for move, site in _sweep(config, cost.links, cost.error, positions, lambda rule, site, at: rule(site, at)[0]):
-            again |= not (move.rule == "shift_write" and site.node.op_type == "Mul")
-            yield move
+        for group, (rule, site) in _sweep(config, cost.links, positions, lambda *found: _ways(*found)[0]):
+            again |= not (rule == "shift_write" and site.node.op_type == "Mul")
+            yield group, (rule, site)
         if not again:
             return
 
 
-def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[Move]:
+def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[tuple[str, Reason]]:
     """Sweeps that take the cheapest way that mends the shift, until all are mended.
 
     Each time that something is moved, moving it costs more: so ways that undo each other's give in where that is
     cheapest. If they do not for long, or no way mends a shift, all goes homeward, which comes to an end.
     """
     times: Counter[str] = Counter()
-    group = cost.links.group
 
     def price(site: _Site, way: Mapping[str, int], at: _At) -> float:
-        return cost.of_way(site, way, at) + _PRICE * sum(4.0 ** times[group(t)] - 1 for t in way)
+        return cost.of_way(site, way, at) + _PRICE * sum(times[cost.links.group(t)] for t in way)
 
     for sweep in itertools.count():
 
         def choose(rule: Rule, site: _Site, at: _At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
-            ways = [way for way in rule(site, at) if not rule(site, at.moved(way))] if patient else []
+            ways = [way for way in _ways(rule, site, at) if not rule(site, at.moved(way))] if patient else []
             return min(ways, key=lambda way: price(site, way, at)) if ways else _homeward(rule, site, at)
 
         before = times.total()
-        for move, _ in _sweep(config, cost.links, cost.error, positions, choose):
-            times[group(move.tensor)] += 1
-            yield move
+        for group, reason in _sweep(config, cost.links, positions, choose):
+            times[group] += 1
+            yield group, reason
         if times.total() == before:
             return
 
@@ -500,23 +503,20 @@ def _homeward(rule: Rule, site: _Site, at: _At) -> dict[str, int]:
     return next(way for way in ways if not rule(site, at.moved(way)))
 
 
+def _ways(rule: Rule, site: _Site, at: _At) -> Ways:
+    """The ways of a rule, within the positions that there are."""
+    return [{t: min(max(p, -_LIMIT), _LIMIT) for t, p in way.items()} for way in rule(site, at)]
+
+
 def _sweep(
-    config: QuantConfig,
-    links: _Links,
-    error: Errors,
-    positions: Positions,
-    choose: Callable[[Rule, _Site, _At], dict[str, int]],
-) -> Iterator[tuple[Move, _Site]]:
-    """One pass of every rule over every node; positions change under way, as in the vendor's tool."""
+    config: QuantConfig, links: _Links, positions: Positions, choose: Callable[[Rule, _Site, _At], dict[str, int]]
+) -> Iterator[tuple[str, Reason]]:
+    """What one pass of every rule over every node moves; positions change under way, as in the vendor's tool."""
     at = _At(positions, links)
     for name, rule in ((n, r) for n, r in _RULES.items() if n in config.constraints):
         for site in (site for site in links.sites if rule(site, at)):
-            for tensor, wanted in choose(rule, site, at).items():
-                before, after = positions[links.group(tensor)], min(max(wanted, -_LIMIT), _LIMIT)
-                if before != after:
-                    yield _move(error, name, site.node.label, tensor, before, after), site
-                    positions[links.group(tensor)] = after
-
-
-def _move(error: Errors, rule: str, node: str, tensor: str, before: int, after: int) -> Move:
-    return Move(rule, node, tensor, before, after, error(tensor, before), error(tensor, after))
+            for tensor, after in choose(rule, site, at).items():
+                group = links.group(tensor)
+                if positions[group] != after:
+                    positions[group] = after
+                    yield group, (name, site)

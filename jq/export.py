@@ -14,13 +14,12 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
+from jq.domains import CONTRIB, MICROSOFT, VITIS
 from jq.errors import ConfigError, suggest
 from jq.fake import as_planned
 from jq.formats import Block, Float, Integer
 from jq.graph import Graph, Node
 from jq.onnx_write import infer_types, save, to_model
-from jq.ops.blocks import node_of
-from jq.ops.nn import windows
 from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh, reading
 from jq.passes.opset import with_opset
@@ -29,7 +28,6 @@ from jq.plan import Plan, QParams
 from jq.registry import defaults
 
 Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
-_MICROSOFT, _VITIS, _CONTRIB = "com.microsoft", "com.vai.quantize", "ai.onnx.contrib"
 
 
 def export(
@@ -155,6 +153,8 @@ class _Writer:
         """What rounds a tensor: mostly two nodes."""
         grid, result = found.grid, self._read(name)
         if isinstance(grid, Block):
+            from jq.ops.blocks import node_of  # the op table is not loaded with the package
+
             op_type, domain, attrs = node_of(grid, -1 if found.axis is None else found.axis)
             return [self._node(op_type, (source,), (result,), attrs, f"{name}_{op_type}", domain)]
         if isinstance(grid, Float):
@@ -175,7 +175,7 @@ class _Writer:
         parameters = self._parameters(name, found)
         if self.format == "fix_neuron":
             position = {"bit_width": grid.bits, "pos": -int(found.exponent)}
-            return [self._node("FixNeuron", (source, *parameters), (result,), position, f"{name}_FixNeuron", _CONTRIB)]
+            return [self._node("FixNeuron", (source, *parameters), (result,), position, f"{name}_FixNeuron", CONTRIB)]
         quantize = self._quantizer("QuantizeLinear", (source, *parameters), codes, f"{name}_QuantizeLinear", found)
         return [quantize, self._dequantize(name, codes, found, parameters)]
 
@@ -199,9 +199,9 @@ class _Writer:
         domain = ""
         assert isinstance(found.grid, Integer)
         if self.format == "vitis_qdq":
-            op_type, domain = f"Vitis{op_type}", _VITIS
+            op_type, domain = f"Vitis{op_type}", VITIS
         elif found.grid.bits not in (8, 32) and self.graph.opset() < 21:
-            domain = _MICROSOFT
+            domain = MICROSOFT
         return self._node(op_type, inputs, (output,), attrs, name, domain)
 
     def _parameters(self, name: str, found: QParams) -> tuple[str, str]:
@@ -282,6 +282,8 @@ def _written_out(graph: Graph, node: Node) -> dict[str, Any]:
     if same and (node.op_type == "ConvTranspose" or not dims or len(spatial) < len(dims)):
         return attrs
     if same:
+        from jq.ops.nn import windows
+
         _, _, pads = windows(spatial, kernel, attrs["strides"], attrs.get("dilations"), None, attrs["auto_pad"])
         attrs["pads"] = (*(lo for lo, _ in pads), *(hi for _, hi in pads))
     attrs["auto_pad"] = "NOTSET"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jq.graph import Graph, Node, Value
-from jq.ops.nn import windows
 from jq.passes.npu.pools import reduced_axes
 from jq.registry import defaults
 
@@ -93,6 +92,8 @@ def overhangs(graph: Graph, node: Node) -> bool:
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or (1,) * len(kernel), strict=True)]
     known = _shape(graph, node.inputs[0])[2:] or reach
     sizes = [size if isinstance(size, int) else least for size, least in zip(known, reach, strict=True)]
+    from jq.ops.nn import windows  # the op table is not loaded with the package
+
     *_, pads = windows(sizes, kernel, strides, dilations, attrs.get("pads"), auto_pad, attrs.get("ceil_mode", 0))
     return any(high > 0 or low > 0 for low, high in pads)
 

@@ -97,7 +97,7 @@ def quantize(
 
 def refuse_quantized(graph: Graph) -> None:
     """Raise a ModelError for a model that is quantized already."""
-    found = [n for n in graph.nodes if n.op_type in _QUANTIZERS or n.op_type.startswith("QLinear")]
+    found = [n for n in graph.walk() if n.op_type in _QUANTIZERS or n.op_type.startswith("QLinear")]
     if found:
         raise ModelError(
             f"the model is quantized already: node {found[0].label!r} is a {found[0].qualified}. Give the float model; "
@@ -112,14 +112,14 @@ def check_output(output: str | os.PathLike[str] | None, model: Any = None) -> No
     """Raise a ConfigError where no file can be written, or where the float model would be lost, before any work."""
     if output is None:
         return
-    path = Path(output)
     try:
+        path = Path(output)
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # too long a name, a null byte in it
+    except (OSError, ValueError, TypeError) as error:  # too long a name, a null byte in it, no name at all
         raise ConfigError(
-            f"the output {str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}"
+            f"the output {output!r} cannot be written: {getattr(error, 'strerror', None) or error}"
         ) from error
     if isinstance(model, (str, os.PathLike)) and path.is_file() and Path(model).exists() and path.samefile(model):
         raise ConfigError(f"the output {path} is the float model itself; give another name")

@@ -12,23 +12,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 import numpy as np
 from onnx import TensorProto, helper
 
+from jq.domains import CONTRIB, MICROSOFT, QUARK, VITIS
 from jq.errors import Error
 from jq.formats import FLOATS, INTEGERS, Block, Float, Integer
 from jq.graph import Graph, Node, Value
-from jq.ops.blocks import QUARK, block_of, node_of
 from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh, rename
 from jq.plan import Plan, QParams
 from jq.trace import demanded
 
-_MICROSOFT, _VITIS, _CONTRIB = "com.microsoft", "com.vai.quantize", "ai.onnx.contrib"
-_DOMAINS = (_MICROSOFT, _VITIS, _CONTRIB, QUARK)
-_PREFIXES = {"": "", _MICROSOFT: "", _VITIS: "Vitis", QUARK: "Extended"}  # of the operators' names, by domain
+_DOMAINS = (MICROSOFT, VITIS, CONTRIB, QUARK)
+_PREFIXES = {"": "", MICROSOFT: "", VITIS: "Vitis", QUARK: "Extended"}  # of the operators' names, by domain
 _BLOCKS = {
     (QUARK, "BFPQuantizeDequantize"),
     (QUARK, "MXQuantizeDequantize"),
-    (_VITIS, "BFPFixNeuron"),
-    (_VITIS, "MXFixNeuron"),
+    (VITIS, "BFPFixNeuron"),
+    (VITIS, "MXFixNeuron"),
 }
 _TARGETS = {
     TensorProto.FLOAT: np.dtype(np.float32),
@@ -176,7 +175,7 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     if (node.domain, node.op_type) in _BLOCKS:
         stated_block = _block(node)
         return None if stated_block is None else _Quantizer(name, stated_block, (node,), node.outputs)
-    if (node.domain, node.op_type) == (_CONTRIB, "FixNeuron"):
+    if (node.domain, node.op_type) == (CONTRIB, "FixNeuron"):
         found = _fix_neuron(graph, node)
         return None if found is None else _Quantizer(name, found, (node,), node.outputs)
     if (node.domain, node.op_type) == ("", "DynamicQuantizeLinear"):
@@ -339,6 +338,8 @@ def _parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
 
 def _block(node: Node) -> QParams | None:
     """The block format of a node of Quark's, if `export` would write a node of the same meaning for it."""
+    from jq.ops.blocks import block_of, node_of  # the op table is not loaded with the package
+
     try:
         block, axis = block_of(node.op_type, node.attrs)
     except Error:  # whoever evaluates the node says what is wrong

@@ -11,7 +11,7 @@ from onnx import helper
 
 import jq
 from jq.bias import correct_biases, output_shift
-from jq.calibrate import linear_inputs
+from jq.calibrate import linear_inputs, observers_of
 from jq.formats import INT8
 from jq.observers import Means
 from jq.plan import Plan, QParams
@@ -60,7 +60,7 @@ CONVS = {
     "depthwise": (4, 4, (3, 3), 4),
     "depthwise_twofold": (8, 4, (3, 3), 4),
     "1d": (3, 4, (5,), 1),
-    "3d": (3, 4, (2, 1, 2), 2),
+    "3d": (4, 4, (2, 1, 2), 2),
 }
 
 
@@ -150,14 +150,15 @@ def test_a_weight_that_is_not_quantized_shifts_nothing():
 
 
 @pytest.mark.parametrize("preset", ["BF16", "BFP16", "MXFP8", "UINT8_DYNAMIC_QUANT"])
-def test_formats_without_calibration_have_no_means_and_no_correction(preset):
+def test_formats_without_calibration_have_no_means(preset):
     config = jq.presets[preset]
-    assert not config.corrects_bias
+    assert config.bias_correction and not config.corrects_bias
+    assert "means" not in observers_of(config, ("x",)) and "means" in observers_of(XINT8, ("x",))
+
+
+def test_what_is_cast_to_bfloat16_is_not_corrected():
     model = built([node("Conv", ["x", "w", "b"], ["y"])], [1, 4, 5, 5], ["y"], {"w": W, "b": B})
-    with_it, without = (
-        jq.quantize(model, normal(4, 4, 5, 5), config.replace(bias_correction=b)).graph for b in (True, False)
-    )
-    np.testing.assert_array_equal(with_it.params["b"], without.params["b"])
+    np.testing.assert_array_equal(jq.quantize(model, normal(2, 4, 5, 5), "BF16").graph.params["b"], B)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def test_the_mean_output_is_the_float_one_up_to_the_rounding_of_the_bias():
     levels = np.float32([0.5, 0.25, -1, 0.75])  # codes of 2^-7 that no rounding touches
     x = np.broadcast_to(levels[:, None, None], (3, 4, 6, 6)).copy()
     w, b = normal(5, 4, 3, 3) + 0.3, normal(5, seed=1)
-    model = built([node("Conv", ["x", "w", "b"], ["y"])], [1, 4, 6, 6], ["y"], {"w": w, "b": b})
+    model = built([node("Conv", ["x", "w", "b"], ["y"])], ["N", 4, 6, 6], ["y"], {"w": w, "b": b})
     want = tensors_of(model, x)["y"][:, 0].mean((0, 2, 3))
     off = {}
     for corrected in (True, False):

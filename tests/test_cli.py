@@ -161,17 +161,85 @@ def test_output_survives_a_narrow_encoding(tmp_path: Path) -> None:
     assert "\\u65e5\\u672c" in done.stdout
 
 
-def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     images, labels = jq.zoo.evaluation_set()
     monkeypatch.setattr(jq.zoo, "evaluation_set", lambda: (images[:300], labels[:300]))
     monkeypatch.setattr(jq.zoo, "models", lambda: ("fashion_resnet",))
     monkeypatch.setattr(jq.cli, "_DEMO_BATCH", 100)
-    code, out, err = run(capfd, "demo")
+    code, out, err = run(capfd, "demo", "-o", str(tmp_path / "out"))
     assert (code, err) == (0, "")
-    ours, theirs, same = (
-        next(line for line in out.splitlines() if word in line) for word in ("top-1 ", "by onnx", "same")
-    )
-    assert "100.00%" in same
-    assert ours.split("│")[2] == theirs.split("│")[2]
-    assert np.isclose(float(ours.split("│")[2].strip(" %")), 92.0, atol=4)
-    assert "XINT8" in out
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3}
+    for row in ("float top-1", "XINT8 top-1"):
+        assert np.isclose(float(rows[row].strip("%")), 92.0, atol=4)
+    assert "100.00%" in out and "Next:" in out  # the simulation and onnxruntime give the same classes
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"fashion_resnet_xint8.onnx", "fashion_resnet_xint8.html"}
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> str:
+    path = tmp_path / "calibration.npy"
+    np.save(path, jq.zoo.calibration_set()[0][:16])
+    return str(path)
+
+
+def test_quantize(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    output, report = tmp_path / "model.onnx", tmp_path / "report.html"
+    code, out, err = run(
+        capfd, "quantize", MODEL, "--data", calibration, "-o", str(output), "--report", str(report),
+        "--set", "cle=false", "--set", 'overrides={"stem": {"weight": "int4"}}',
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "samples: 16" in out and f"written: {output}" in out.replace("\n", "")
+    found = {p.key: p.value for p in onnx.load(output).metadata_props}
+    options = json.loads(found["jq.config"])
+    assert options["cle"] is False and options["overrides"] == {"stem": {"weight": "int4"}}
+    assert report.read_text().startswith("<!doctype html>")
+
+
+def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    output = str(tmp_path / "model.onnx")
+    code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", output, "--json")
+    assert (code, err) == (0, "")
+    assert {"title", "facts", "tensors", "moves", "findings"} == json.loads(out).keys()
+
+
+def test_a_config_goes_through_a_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capfd, "quantize", MODEL, "--config", "A8W8", "--set", "method=percentile", "--show-config")
+    assert code == 0
+    path = tmp_path / "mine.json"
+    path.write_text(out)
+    code, again, _ = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config")
+    assert (code, again) == (0, out) and json.loads(out)["method"] == "percentile"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--config", "XINT9"), "no preset 'XINT9'. Did you mean 'XINT8'?"),
+        (("--set", "clee=true"), "no option 'clee'. Did you mean 'cle'?"),
+        (("--set", "cle"), "expected the form NAME=VALUE"),
+        (("--set", "weight=int9"), "no format 'int9'"),
+        (("--report", "x.pdf"), "ends with .html or .json"),
+        (("--format", "qdd"), "no format 'qdd'"),
+        (("--config", "absent.json"), "cannot read absent.json"),
+    ],
+)
+def test_options_that_cannot_be(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str, argv: tuple[str, ...], message: str
+) -> None:
+    output = tmp_path / "model.onnx"
+    code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", str(output), *argv)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_lint(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "lint", MODEL)
+    assert (code, err) == (0, "") and "finding(s)" in out
+    code, out, _ = run(capfd, "lint", MODEL, "--json")
+    assert code == 0 and {"rule", "severity", "where", "message"} == json.loads(out)[0].keys()
+
+
+def test_lint_ends_with_1_where_something_cannot_be(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capfd, "lint", unknown_op("magic", tmp_path))
+    assert code == 1 and "unsupported-op" in out and err == ""

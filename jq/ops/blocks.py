@@ -13,14 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from jq.blocks import cast
+from jq.domains import CONTRIB, QUARK, VITIS
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
 from jq.numerics import divide, fake_quant, power_of_two
 from jq.ops.quant import dequantize_linear, quantize_linear
 from jq.registry import Array, op
 
-QUARK = "com.amd.quark"
-_VITIS, _CONTRIB = "com.vai.quantize", "ai.onnx.contrib"
 _ROUNDINGS: tuple[Rounding, ...] = ("half_away", "half_up", "half_even")  # as the attribute `rounding_mode` counts them
 _HEADER = 9  # bits of `bit_width` that are no magnitude: the sign and the shared exponent
 _WIDEST = 32  # `bit_width` whose finest step float32 can still hold
@@ -123,7 +122,7 @@ def _size(size: int) -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("BFPFixNeuron", domain=_VITIS, layout=("axis",))
+@op("BFPFixNeuron", domain=VITIS, layout=("axis",))
 @op("BFPQuantizeDequantize", domain=QUARK, layout=("axis",))
 def bfp_quantize_dequantize(
     X: Array, *, bfp_method: str = "to_bfp", axis: int = 1, bit_width: int = 16, block_size: int = 8,
@@ -137,7 +136,7 @@ def bfp_quantize_dequantize(
     return _quantize_dequantize(X, fmt, axis)
 
 
-@op("MXFixNeuron", domain=_VITIS, layout=("axis",))
+@op("MXFixNeuron", domain=VITIS, layout=("axis",))
 @op("MXQuantizeDequantize", domain=QUARK, layout=("axis",))
 def mx_quantize_dequantize(
     X: Array, *, element_dtype: str = "int8", axis: int = 1, block_size: int = 32, rounding_mode: int = 0
@@ -154,7 +153,7 @@ def _quantize_dequantize(x: Array, fmt: Block, axis: int) -> Array:
     return cast(x.astype(jnp.float32), fmt, axis if x.ndim > 1 else 0).astype(x.dtype)
 
 
-@op("FixNeuron", domain=_CONTRIB)
+@op("FixNeuron", domain=CONTRIB)
 def fix_neuron(
     x: Array, scale: Array | None = None, zero_point: Array | None = None, *, bit_width: int = 8, pos: int = 0
 ) -> Array:
@@ -163,7 +162,7 @@ def fix_neuron(
     return fake_quant(x, power_of_two(-pos), 0, Integer(bit_width, True, -most, most - 1))
 
 
-@op("VitisQuantizeLinear", domain=_VITIS, layout=("axis",))
+@op("VitisQuantizeLinear", domain=VITIS, layout=("axis",))
 @op("ExtendedQuantizeLinear", domain=QUARK, layout=("axis",))
 def extended_quantize_linear(x: Array, y_scale: Array, y_zero_point: Array, *, axis: int = 1) -> Array:
     """As QuantizeLinear, and to the floating-point type of the zero point."""
@@ -179,7 +178,7 @@ def extended_quantize_linear(x: Array, y_scale: Array, y_zero_point: Array, *, a
     return cast(x, fmt, 0).astype(fmt.dtype)
 
 
-@op("VitisDequantizeLinear", domain=_VITIS, layout=("axis",))
+@op("VitisDequantizeLinear", domain=VITIS, layout=("axis",))
 @op("ExtendedDequantizeLinear", domain=QUARK, layout=("axis",))
 def extended_dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array, *, axis: int = 1) -> Array:
     """As DequantizeLinear, and from a floating-point type."""

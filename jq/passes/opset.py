@@ -45,9 +45,9 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
 def check_opset(version: int | None) -> None:
     """Raise a ConfigError for an opset that no quantized model can have."""
     newest = onnx.defs.onnx_opset_version()
-    if version is not None and not LEAST <= version <= newest:
+    if version is not None and not (isinstance(version, int) and LEAST <= version <= newest):
         raise ConfigError(
-            f"opset {version}: quantizers exist from {LEAST} on, and this onnx knows opsets up to {newest}"
+            f"opset {version!r}: quantizers exist from {LEAST} on, and this onnx knows opsets up to {newest}"
         )
 
 
