@@ -23,7 +23,9 @@ def correct_biases(graph: Graph, plan: Plan, stats: Stats) -> Graph:
     for node in graph.nodes:
         if (shift := output_shift(graph, plan, stats, node)) is not None:
             bias = graph.params[node.inputs[2]]
-            found[node.inputs[2]] = (bias - shift.reshape(bias.shape)).astype(bias.dtype)
+            corrected = (bias - shift.reshape(bias.shape)).astype(bias.dtype)
+            if np.isfinite(corrected).all():  # means near the end of float32 overflow
+                found[node.inputs[2]] = corrected
     return graph.with_arrays({**graph.arrays, **found}) if found else graph
 
 

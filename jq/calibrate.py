@@ -153,7 +153,7 @@ def linear_inputs(graph: Graph) -> tuple[str, ...]:
 def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bool = True) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
     found: dict[str, Observer] = {}
-    if config.corrects_bias:
+    if config.corrects_bias and linear:
         found["means"] = Means(only=linear)
     if config.moving_average is not None:
         found["moving_range"] = MovingRange(weight=config.moving_average)

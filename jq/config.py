@@ -253,16 +253,19 @@ def _read(name: str, value: Any) -> Any:
     """What `_plain` made of an option, undone."""
     if name in ("activation", "weight"):
         return format_named(value)
-    if name == "overrides":
-        return {pattern: {k: _read(k, v) for k, v in options.items()} for pattern, options in dict(value).items()}
+    if name == "overrides" and isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values()):
+        return {pattern: {k: _read(k, v) for k, v in options.items()} for pattern, options in value.items()}
     return tuple(_read("", v) for v in value) if isinstance(value, list) else value
 
 
 def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
     """Overrides, that may be given as dicts, as tuples, which a config can be hashed with."""
     found = []
-    for pattern, options in given.items() if isinstance(given, Mapping) else given:
-        options = dict(options)
+    try:
+        pairs = [(str(pattern), dict(options)) for pattern, options in dict(given).items()]
+    except (TypeError, ValueError):
+        raise ConfigError(f"overrides is {given!r}; expected {{node or operator: {{option: value}}}}") from None
+    for pattern, options in pairs:
         for name in options:
             if name not in LOCAL:
                 raise ConfigError(
@@ -322,6 +325,10 @@ def _check(name: str, value: Any) -> None:
         and all(isinstance(v, tuple) and len(v) == 2 and all(_is_names(part) and part for part in v) for v in value)
     ):
         expected = "a tuple of (first nodes, last nodes), each a tuple of names"
+    elif name in _MEMBERS and not _is_names(value):
+        expected = f"a tuple of names, of {', '.join(_MEMBERS[name])}"
+    elif name == "seed" and value < 0:
+        expected = "0 or more"
     if expected:
         raise ConfigError(f"{name} is {value!r}; expected {expected}")
     for member in value if name in _MEMBERS else ():

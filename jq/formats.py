@@ -207,6 +207,6 @@ def format_named(name: str) -> Format:
     >>> format_named("mxfp8e4m3").size, format_named("int4").qmin
     (32, -8)
     """
-    if name not in _ALL:
+    if not isinstance(name, str) or name not in _ALL:
         raise ConfigError(f"no format {name!r}; there are {', '.join(_ALL)}.{suggest(str(name).lower(), _ALL)}")
     return _ALL[name]

@@ -68,7 +68,8 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    same = stats.config.method == config.method and stats.config.activation_grid == config.activation_grid
+    # A tensor may have another format than the statistics are of: then its range alone decides.
+    same = stats.config.activation_grid == config.activation_grid or stats.config.method != config.method
     if config.method == "minmse" and same:
         exponent = stats.best_exponent(tensor)
         if exponent is None:

@@ -81,6 +81,15 @@ class TestRefuses:
         with pytest.raises(jq.ConfigError, match="the override of 'Conv': activation is 'int8'"):
             QuantConfig(overrides={"Conv": {"activation": "int8"}})
 
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("seed", -1), ("forms", 5), ("constraints", True), ("rewrites", "abc"), ("overrides", 5), ("overrides", [1]),
+         ("overrides", {"n": 3}), ("activation", [1])],
+    )  # fmt: skip
+    def test_values_of_another_kind(self, option, value):
+        with pytest.raises(jq.ConfigError, match=option):
+            QuantConfig().replace(**{option: value})
+
     @pytest.mark.parametrize("format", ["int9", "uint", "INT8", ""])
     def test_unknown_formats(self, format):
         with pytest.raises(jq.ConfigError, match="no format"):

@@ -880,17 +880,10 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[Error], str]] = {
     "opset too low": ({"opset": 9}, ConfigError, r"opset 9: quantizers exist from 10 on"),
     "opset too high": ({"opset": 999}, ConfigError, r"opset 999: .* up to "),
     "opset of text": ({"opset": "17"}, ConfigError, r"opset '17'"),
-    "negative seed": ({"config": XINT8.replace(seed=-1), "data": None}, ConfigError, r"seed"),
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.xfail(reason="jq.config takes any seed")) if "seed" in n else n
-        for n in BAD_OPTIONS
-    ],
-)
+@pytest.mark.parametrize("name", BAD_OPTIONS)
 def test_options_that_are_refused(name: str) -> None:
     options, kind, match = BAD_OPTIONS[name]
     fails(kind, match, SMALL, **options)
@@ -1085,17 +1078,7 @@ def command_fails(capfd: pytest.CaptureFixture[str], match: str, folder: Path, *
     assert contents(folder) == before
 
 
-# What jq.config does not look at yet before it uses it.
-UNCHECKED = ("activation=[1]", "overrides=5", "overrides=[1]", 'overrides={"conv_y": 3}', "forms=5", "constraints=true")
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param(s, marks=pytest.mark.xfail(reason="a TypeError of jq.config")) if s in UNCHECKED else s
-        for s in SETTINGS
-    ],
-)
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_that_are_refused(
     setting: str, model_path: Path, data_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
