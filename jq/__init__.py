@@ -2,6 +2,7 @@
 
 from jq import zoo
 from jq.batch import chunked
+from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
 from jq.equalize import equalize
@@ -48,6 +49,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "correct_biases",
     "equalize",
     "export",
     "fake_quant",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import jq
+from jq import files
 from jq.config import resolve
 from jq.errors import ConfigError, Error, UnsupportedOp
 
@@ -184,7 +185,6 @@ def quantize(
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8 -o model_xint8.onnx
     """
-    from jq.pipeline import check_output
 
     _use_all_cores()
     options = _config(config).replace(**dict(_setting(o) for o in option or ()))
@@ -193,7 +193,7 @@ def quantize(
         return
     if report is not None and report.suffix not in (".html", ".json"):
         raise ConfigError(f"--report {report}: expected a name that ends with .html or .json")
-    check_output(report)
+    files.check_writable(report)
     stem = Path(config).stem if config.endswith(".json") else config
     output = output or model.with_name(f"{model.stem}_{stem.lower()}.onnx")
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset)  # type: ignore[arg-type]

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 from jax.sharding import Mesh
 from onnx import ModelProto
 
+from jq import files
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets, resolve
 from jq.equalize import equalize
-from jq.errors import ConfigError, ModelError
+from jq.errors import ModelError
 from jq.export import Format, check_format, export
 from jq.graph import Graph
 from jq.lint import lint
@@ -69,7 +70,7 @@ def quantize(
     config, start = resolve(config), time.perf_counter()
     check_format(format)
     check_opset(opset)
-    check_output(output, model)
+    files.check_writable(output, model)
     original = model if isinstance(model, Graph) else load(model)
     refuse_quantized(original)
     graph = prepare(original, config)
@@ -106,28 +107,6 @@ def refuse_quantized(graph: Graph) -> None:
 
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "FixNeuron", "VitisQuantizeLinear", "ConvInteger"})
-
-
-def check_output(output: str | os.PathLike[str] | None, model: Any = None) -> None:
-    """Raise a ConfigError where no file can be written, or where the float model would be lost, before any work."""
-    if output is None:
-        return
-    try:
-        path = Path(output)
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError, TypeError) as error:  # too long a name, a null byte in it, no name at all
-        raise ConfigError(
-            f"the output {output!r} cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    if isinstance(model, (str, os.PathLike)) and path.is_file() and Path(model).exists() and path.samefile(model):
-        raise ConfigError(f"the output {path} is the float model itself; give another name")
-    if path.is_dir():
-        raise ConfigError(f"the output {path} is a folder; give the name of a file in it")
-    folder = next(p for p in (path.parent, *path.parent.parents) if p.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"the output {path} cannot be written: {folder} is no folder that may be written to")
 
 
 def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str]:

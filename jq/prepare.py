@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
-from jq.passes import simplify
+from jq.passes import CLEANING, QUARKS, simplify
 from jq.passes.biases import own_biases
-from jq.passes.npu import FORMS, FUNCTIONS, STRUCTURE, Rewrite
+from jq.passes.npu import FORMS, FUNCTIONS, NOT_QUARKS, STRUCTURE, Rewrite
 from jq.selection import check_names, selected
 
 
@@ -25,9 +25,9 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
         return simplify(graph)
     config = resolve(config)
     check_names(graph, config)
-    graph = simplify(graph)
+    graph = simplify(graph, QUARKS if config.strict_quark else CLEANING)
     everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
-    for name in (n for n in STRUCTURE if n in config.rewrites):
+    for name in (n for n in STRUCTURE if n in config.rewrites and not (config.strict_quark and n in NOT_QUARKS)):
         graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
     for name in (n for n in FUNCTIONS if n in config.forms and not config.strict_quark):
         graph = _rewritten(graph, FORMS[name], selected(graph, config))

@@ -42,7 +42,11 @@ def quantize(cores: Sequence[int], path: str, data: str, config: str, output: st
     x, start = np.load(data), np.array([time.perf_counter(), sum(os.times()[:4])])
     jq.quantize(path, x, config, output=output)
     wall, cpu = np.array([time.perf_counter(), sum(os.times()[:4])]) - start
-    return {"wall": wall, "cpu": cpu, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {
+        "wall": float(wall),
+        "cpu": float(cpu),
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def evaluation(folder: Path, prep: str) -> tuple[np.ndarray, np.ndarray]:

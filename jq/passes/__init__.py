@@ -7,6 +7,7 @@ nodes that remain.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from jq.graph import Graph
@@ -17,7 +18,9 @@ from jq.passes.clean import remove_unused
 from jq.passes.constants import fold_constants
 from jq.passes.duplicates import merge_duplicates
 from jq.passes.identity import remove_identities
+from jq.passes.pads import fuse_pads
 from jq.passes.shapes import fold_shapes
+from jq.passes.slices import merge_slices
 
 Pass = Callable[[Graph], Graph]
 
@@ -31,7 +34,11 @@ CLEANING: tuple[Pass, ...] = (
     merge_duplicates,
     fold_batchnorm,
     fuse_affine,
+    fuse_pads,
+    merge_slices,
 )
+# The vendor's tool, by onnxruntime and onnxslim, fuses less: every tensor that is left gets a quantizer.
+QUARKS = tuple(functools.partial(fuse_affine, operators=("Add", "Mul")) if p is fuse_affine else p for p in CLEANING)
 _ROUNDS = 20  # two or three are usual: a bound for the pass that would undo another's work
 
 

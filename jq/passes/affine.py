@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from jq.graph import Graph, Node
@@ -10,12 +12,14 @@ from jq.passes.edit import fresh
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def fuse_affine(graph: Graph) -> Graph:
+def fuse_affine(graph: Graph, operators: Collection[str] = ("Add", "Sub", "Mul", "Div")) -> Graph:
     """Return the graph with Add, Sub, Mul and Div by per-channel constants after Conv, ConvTranspose and Gemm fused."""
     taken = set(graph.tensors)
     nodes: dict[Node, Node | None] = {}
     arrays: dict[str, np.ndarray] = {}
     for node in graph.nodes:
+        if node.op_type not in operators:
+            continue
         linear = next(filter(None, (linear_before(graph, i) for i in node.inputs)), None)
         if linear is None or linear in nodes or (found := _scale_and_shift(graph, node, linear)) is None:
             continue
@@ -100,7 +104,7 @@ def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> st
 
 def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Scale, centre and shift of each channel of a linear operator's output that an elementwise node makes."""
-    if node.op_type not in {"Add", "Sub", "Mul", "Div"} or node.domain:
+    if node.domain:
         return None
     first = node.inputs[0] in linear.outputs
     weight, constant = graph.params.get(linear.inputs[1]), graph.params.get(node.inputs[1 if first else 0])

@@ -24,6 +24,7 @@ from jq.passes.npu.batchnorm import batchnorm_to_conv
 from jq.passes.npu.edits import Applies, Rewrite, everywhere
 from jq.passes.npu.factors import average_pool_factor, rectangular_pool_factor, reduce_mean_factor
 from jq.passes.npu.pools import reduce_mean_to_pool, split_large_pool
+from jq.passes.npu.products import dynamic_matmul_to_gemm, matmul_to_gemm
 from jq.passes.npu.splits import split_to_slice
 
 __all__ = ["FORMS", "FUNCTIONS", "NOT_QUARKS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
@@ -35,13 +36,15 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
         "split_to_slice": split_to_slice,
         "batchnorm_to_conv": batchnorm_to_conv,
         "hard_swish_to_product": hard_swish_to_product,
+        "matmul_to_gemm": matmul_to_gemm,
+        "dynamic_matmul_to_gemm": dynamic_matmul_to_gemm,
     }
 )
 
 # Forms that change what an activation computes, and may be applied again. Where they come before calibration, what
 # follows is calibrated as it will be; Quark has them after it.
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
-NOT_QUARKS = ("rectangular_pool_factor",)  # forms that the chip has and Quark leaves out
+NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor")  # what suits the chip and Quark does not do
 
 FORMS: Mapping[str, Rewrite] = MappingProxyType(
     {

@@ -1,0 +1,44 @@
+"""A Slice of a Slice."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.passes.edit import fresh
+
+_PARTS = ("starts", "ends", "axes", "steps")
+
+
+def merge_slices(graph: Graph) -> Graph:
+    """Return the graph with a Slice along some axes of one along others as one Slice along all."""
+    taken = set(graph.tensors)
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        inner = graph.producer.get(node.inputs[0]) if node.op_type == "Slice" else None
+        if inner is None or inner in nodes or graph.sole_reader(inner.outputs[0]) is None:
+            continue
+        first, second = _known(graph, inner), _known(graph, node)
+        if first is None or second is None or not set(first[2]).isdisjoint(second[2]):
+            continue
+        names = [fresh(f"{node.outputs[0]}_{part}", taken) for part in _PARTS]
+        arrays |= {
+            name: np.concatenate(pair) for name, pair in zip(names, zip(first, second, strict=True), strict=True)
+        }
+        nodes |= {inner: None, node: node.replace(inputs=(inner.inputs[0], *names))}
+    return graph.edit(nodes, arrays) if nodes else graph
+
+
+def _known(graph: Graph, node: Node) -> tuple[np.ndarray, ...] | None:
+    """Starts, ends, axes and steps of a Slice with constant ones, along axes counted from the front."""
+    if node.op_type != "Slice" or node.domain or graph.opset() < 10:
+        return None
+    given = [graph.arrays.get(i) if i else None for i in node.inputs[1:]]
+    if len(given) < 3 or any(a is None for a, i in zip(given, node.inputs[1:], strict=True) if i):
+        return None
+    starts, ends, axes = given[:3]
+    steps = given[3] if len(given) > 3 else None
+    if starts is None or ends is None or axes is None or (axes < 0).any():
+        return None
+    return tuple(a.astype(np.int64) for a in (starts, ends, axes, np.ones_like(starts) if steps is None else steps))
