@@ -19,7 +19,7 @@ from jq.errors import ConfigError, suggest
 from jq.fake import as_planned
 from jq.formats import Block, Float, Integer
 from jq.graph import Graph, Node
-from jq.onnx_write import infer_types, save, to_model
+from jq.onnx_write import check_model, infer_types, save, to_model
 from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh, reading
 from jq.passes.opset import with_opset
@@ -57,7 +57,10 @@ def export(
     quantized = quantized.replace(declared=types, metadata={**graph.metadata, **(metadata or {})})
     if path is not None:
         save(quantized, path, check=True)
-    return to_model(quantized) if path is None else onnx.load(path)
+        return onnx.load(path)
+    model = to_model(quantized)
+    check_model(model)
+    return model
 
 
 def quantized_graph(

@@ -50,6 +50,8 @@ def test_order() -> None:
         "split_to_slice",
         "batchnorm_to_conv",
         "hard_swish_to_product",
+        "matmul_to_gemm",
+        "dynamic_matmul_to_gemm",
     ]
 
 
