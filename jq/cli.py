@@ -202,7 +202,7 @@ def quantize(
     if as_json:
         print(json.dumps(result.report.to_dict(), indent=2))
         return
-    _print(result.report.summary(), f"written: {output}", *([f"report: {report}"] if report else []))
+    _print(*result.report.summary().splitlines(), f"written: {output}", *([f"report: {report}"] if report else []))
 
 
 def _write_report(report: jq.Report, path: Path) -> None:

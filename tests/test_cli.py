@@ -189,7 +189,7 @@ def test_quantize(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration
         "--set", "cle=false", "--set", 'overrides={"stem": {"weight": "int4"}}',
     )  # fmt: skip
     assert (code, err) == (0, "")
-    assert "samples: 16" in out and f"written: {output}" in out.replace("\n", "")
+    assert "  samples: 16\n" in out and "\\n" not in out and f"written: {output}" in out.replace("\n", "")
     found = {p.key: p.value for p in onnx.load(output).metadata_props}
     options = json.loads(found["jq.config"])
     assert options["cle"] is False and options["overrides"] == {"stem": {"weight": "int4"}}
