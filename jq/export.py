@@ -53,8 +53,10 @@ def export(
     """
     quantized = quantized_graph(graph, plan, params, format, opset)
     # What the file said of types inside may be another batch's: they follow from the inputs.
-    types = infer_types(quantized.replace(declared={}))
-    quantized = quantized.replace(declared=types, metadata={**graph.metadata, **(metadata or {})})
+    types = {k: v for k, v in infer_types(quantized.replace(declared={})).items() if v.dtype is not None}
+    outputs = tuple(v if v.dtype is not None and v.shape is not None else types.get(v.name, v) for v in quantized.outputs)
+    metadata = {**graph.metadata, **(metadata or {})}
+    quantized = quantized.replace(declared=types, outputs=outputs, metadata=metadata)
     if path is not None:
         save(quantized, path, check=True)
         return onnx.load(path)

@@ -34,9 +34,10 @@ from jq.lint_facts import (
 )
 from jq.npu_support import NPU_FORMATS
 from jq.onnx_read import load
+from jq.passes.npu.activations import chips_slope
 from jq.passes.npu.pools import LARGEST_WINDOW, split_kernel
 from jq.passes.npu.reciprocals import LARGEST_SIDE, pool_multiplier, reciprocal
-from jq.placement import rule_of
+from jq.placement import absorbed, rule_of
 from jq.prepare import prepare
 from jq.selection import selected
 from jq.trace import unsupported
@@ -118,6 +119,7 @@ def _rule(name: str, severity: Severity = "warning", *, loaded: bool = False) ->
 _QUANTIZED = (  # beginnings of operator names
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "QLinear", "QGemm", "QAttention", "ConvInteger"),
     *("MatMulInteger", "MatMulNBits", "ExtendedQuantize", "ExtendedDequantize", "BFPQuantize", "MXQuantize"),
+    *("VitisQuantize", "VitisDequantize", "FixNeuron", "BFPFixNeuron", "MXFixNeuron"),
 )
 _SHOWN = 5  # names in one message
 
@@ -303,7 +305,7 @@ def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten
 def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     by_slope = _grouped(_nodes(graph, config, "LeakyRelu"), lambda n: float(all_attrs(graph, n)["alpha"]))
     for slope, nodes in by_slope.items():
-        held = round(slope * 256) / 256 if math.isfinite(slope) else math.nan
+        held = chips_slope(slope) if math.isfinite(slope) else math.nan
         change = abs(held / slope - 1) if slope else abs(held)
         if not change <= 1e-6:
             yield _Found(
@@ -328,18 +330,20 @@ def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
 
 @_rule("clip-range", "note")
 def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
-    def after_linear(node: Node) -> bool:
+    fused = absorbed(graph)
+
+    def left(node: Node) -> bool:
         source = graph.producer.get(node.inputs[0])
         before = source and rule_of(graph, source)
-        return bool(before and before.absorbs and graph.sole_reader(node.inputs[0]))
+        return bool(before and before.absorbs and graph.sole_reader(node.inputs[0])) and node.inputs[0] not in fused
 
-    found = _grouped(filter(after_linear, _nodes(graph, config, "Clip")), lambda n: limits(graph, n))
+    found = _grouped(filter(left, _nodes(graph, config, "Clip")), lambda n: limits(graph, n))
     for bounds, nodes in found.items() if config.fuse_activations else ():
-        if bounds not in (None, (0, 6), (0, 1)):
+        if bounds is not None:
             yield _Found(
                 nodes[0].label,
                 f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {_count(len(nodes), 'node')} after a Conv or its like; only "
-                "(0, 6), (0, 1) and Relu are computed with it: here both tensors are rounded to 8 bits",
+                "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits",
             )
 
 

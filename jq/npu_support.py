@@ -1,4 +1,4 @@
-"""Which formats of the NPU list an operator, by the vendor's documents."""
+"""What the vendor's documents say of operators."""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ def save(
 def check_model(model: ModelProto | Path) -> None:
     """Raise a ModelError unless onnx's checker accepts a model, with full shape inference.
 
-    Outputs of unknown rank, which runtimes take and the checker does not, are left out of what it sees.
+    Outputs of unknown type or rank, which runtimes take and the checker does not, are left out of what it sees.
     """
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         kept = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-        certain = [v for v in kept.graph.output if not _of_unknown_rank(v)]
+        certain = [v for v in kept.graph.output if not _is_uncertain(v)]
         if len(certain) < len(kept.graph.output):
             seen = ModelProto()
             seen.CopyFrom(kept)
@@ -84,9 +84,9 @@ def check_model(model: ModelProto | Path) -> None:
         raise ModelError(f"onnx's checker refuses the model: {str(error).strip().splitlines()[0]}") from error
 
 
-def _of_unknown_rank(value: onnx.ValueInfoProto) -> bool:
+def _is_uncertain(value: onnx.ValueInfoProto) -> bool:
     kind = value.type
-    return kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
+    return kind.WhichOneof("value") is None or (kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape"))
 
 
 def _arrays(graph: Graph, params: Mapping[str, Any] | None) -> dict[str, np.ndarray]:

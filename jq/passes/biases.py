@@ -10,7 +10,7 @@ from jq.registry import lookup
 
 
 def own_biases(graph: Graph) -> Graph:
-    """Return the graph with each bias read by one node: in 32 bits, each has the scale of its own node's products."""
+    """Return the graph with a bias of its own for each node that adds one: in 32 bits it has the scale of the products."""
     taken, used = set(graph.tensors), set[str]()
     nodes: dict[Node, Node | None] = {}
     arrays: dict[str, np.ndarray] = {}

@@ -14,6 +14,15 @@ from jq.registry import schema
 LEAST = 10  # which has QuantizeLinear
 USUAL = 17  # what compilers are tested with
 _SIGNED = 13
+# Versions from 13 on that changed an operator without a sign of it: what is left out or a shape means another thing ...
+_REDEFINED = {("DFT", 20), ("GridSample", 20), ("GroupNormalization", 21), ("RoiAlign", 16)}
+# ... or an attribute may have values that it could not have before.
+_NEW_VALUES = {
+    ("Pad", 19): ("mode", {"wrap"}),
+    ("Resize", 19): ("coordinate_transformation_mode", {"half_pixel_symmetric"}),
+    ("ScatterElements", 18): ("reduction", {"max", "min"}),
+    ("ScatterND", 18): ("reduction", {"max", "min"}),
+}
 
 
 def with_opset(graph: Graph, version: int | None) -> Graph:
@@ -60,10 +69,16 @@ def _keeps(node: Node, before: int, after: int) -> bool:
     old, new = schema(node.op_type, "", before), schema(node.op_type, "", after)
     if old is None or new is None or old.since_version == new.since_version:
         return old is not None and new is not None
-    # From 13 on what a version changed of an operator shows in its signature, or is a type more.
+    if not before > after >= _SIGNED:
+        return False
+    # From 13 on what a version changed of an operator shows in its signature, or is a type more, or is listed above.
     used = slice(0, len(node.inputs))
     same_inputs = [i.name for i in old.inputs][used] == [i.name for i in new.inputs][used]
-    return before > after >= _SIGNED and same_inputs and node.attrs.keys() <= new.attributes.keys()
+    crossed = [(node.op_type, version) for version in range(after + 1, before + 1)]
+    listed = any(key in _REDEFINED for key in crossed)
+    values = [_NEW_VALUES[key] for key in crossed if key in _NEW_VALUES]
+    new_value = any(node.attrs.get(name) in found for name, found in values)
+    return same_inputs and node.attrs.keys() <= new.attributes.keys() and not listed and not new_value
 
 
 def _converted(graph: Graph, version: int) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,9 +49,18 @@ def leaky_relu_alpha(graph: Graph, applies: Applies = everywhere) -> Graph:
     default = defaults("LeakyRelu", "", graph.opset()).get("alpha", 0.01)
     for node in candidates(graph, applies, "LeakyRelu"):
         alpha = node.attrs.get("alpha", default)
-        if (rounded := round(alpha * 256) / 256) != alpha:
-            nodes[node] = node.replace(attrs={**node.attrs, "alpha": rounded})
+        if math.isfinite(alpha) and (held := chips_slope(alpha)) != alpha:
+            nodes[node] = node.replace(attrs={**node.attrs, "alpha": held})
     return graph.edit(nodes) if nodes else graph
+
+
+def chips_slope(alpha: float) -> float:
+    """The slope that the chip has for a LeakyRelu of a finite one.
+
+    >>> chips_slope(0.1) * 256
+    26.0
+    """
+    return round(alpha * 256) / 256
 
 
 def sigmoid_to_hard_sigmoid(graph: Graph, applies: Applies = everywhere) -> Graph:

@@ -38,9 +38,9 @@ def _fused(graph: Graph, applies: Applies, *, rows_known: bool) -> Graph:
             continue
         bias = graph.params.get(add.inputs[1 if add.inputs[0] == node.outputs[0] else 0])
         known = all(isinstance(d, int) for d in shape)
-        if bias is None or bias.size != weight.shape[1] or bias.shape[-1:] != weight.shape[1:] or known != rows_known:
+        if bias is None or bias.size != weight.shape[1] or bias.shape[-1:] != weight.shape[1:]:
             continue
-        if len(shape) > 2 and not known:
+        if bias.ndim > len(shape) or known != rows_known or (len(shape) > 2 and not known):  # more dims than the product
             continue
         product, output = node.outputs[0], add.outputs[0]
         names = [fresh(f"{product}_{part}", taken) for part in ("weight", "bias")]
@@ -48,13 +48,13 @@ def _fused(graph: Graph, applies: Applies, *, rows_known: bool) -> Graph:
         label = fresh(product, named)
         gemm = Node("Gemm", (node.inputs[0], *names), (output,), {"alpha": 1.0, "beta": 1.0, "transB": 1}, label)
         nodes[node] = ()
-        nodes[add] = (gemm,) if len(shape) == 2 else _between_reshapes(gemm, product, shape, weight, arrays, taken)
+        nodes[add] = (gemm,) if len(shape) == 2 else _between_reshapes(gemm, product, shape, weight, arrays, taken, named)
     return substitute(graph, nodes, arrays)
 
 
 def _between_reshapes(
     gemm: Node, product: str, shape: Sequence[int | str | None], weight: np.ndarray, arrays: dict[str, np.ndarray],
-    taken: set[str],
+    taken: set[str], named: set[str],
 ) -> tuple[Node, ...]:  # fmt: skip
     before, rows, after, made = (
         fresh(f"{product}_{part}", taken)
@@ -63,9 +63,9 @@ def _between_reshapes(
     arrays[before] = np.array([-1, weight.shape[0]], np.int64)
     arrays[after] = np.array([*shape[:-1], weight.shape[1]], np.int64)
     return (
-        Node("Reshape", (gemm.inputs[0], before), (rows,), {}, f"{product}_pre_reshape"),
+        Node("Reshape", (gemm.inputs[0], before), (rows,), {}, fresh(f"{product}_pre_reshape", named)),
         gemm.replace(inputs=(rows, *gemm.inputs[1:]), outputs=(made,)),
-        Node("Reshape", (made, after), gemm.outputs, {}, f"{product}_post_reshape"),
+        Node("Reshape", (made, after), gemm.outputs, {}, fresh(f"{product}_post_reshape", named)),
     )
 
 
