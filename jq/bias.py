@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from jq.constraints import given_back
 from jq.graph import Graph, Node
 from jq.plan import Plan
 from jq.stats import Stats
@@ -40,7 +39,7 @@ def output_shift(graph: Graph, plan: Plan, stats: Stats, node: Node) -> np.ndarr
     seen = stats.rows(x, "means")
     mean = seen["total"] / np.maximum(seen["count"], 1)
     array = graph.params[weight]
-    rounding = given_back(plan.weights[weight], array) - array.astype(np.float64)
+    rounding = plan.weights[weight].given_back(array) - array.astype(np.float64)
     if node.op_type == "Gemm":
         rounding = rounding if node.attrs.get("transB", 0) else rounding.T
         shift = node.attrs.get("alpha", 1.0) * (rounding @ mean)

@@ -198,8 +198,12 @@ class _Step:
         known = {k: v for k, v in source.head.items() if k in fn.static_inputs}
         with _types_of(fn):
             feed = {k: _narrow(v) for k, v in source.head.items() if k not in known}
-            _, seen = jax.eval_shape(lambda params, inputs: fn(params, inputs | known), dict(graph.params), feed)
-        floats = {k: seen[k].shape for k in names if _is_float(seen[k])}
+            seen = jax.eval_shape(
+                lambda params, inputs: {k: v for k, v in fn(params, inputs | known)[1].items() if _is_float(v)},
+                dict(graph.params),
+                feed,
+            )
+        floats = {k: seen[k].shape for k in names if k in seen}
         tensors = {
             k: {name: o.rows(shape) if o.observes(k) else 0 for name, o in observers.items()}
             for k, shape in floats.items()
@@ -480,7 +484,7 @@ def _narrow(array: np.ndarray) -> np.ndarray:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, jax.ShapeDtypeStruct) and jnp.issubdtype(value.dtype, jnp.floating)
+    return isinstance(value, (jax.Array, np.ndarray, np.generic)) and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def _types_of(fn: Any) -> contextlib.AbstractContextManager[Any]:

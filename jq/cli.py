@@ -32,6 +32,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 _DEMO_BATCH, _DEMO_IMAGES = 250, 256
 
+FloatModel = Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)]
+Data = Annotated[
+    Path | None, typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data.")
+]
+Config = Annotated[str, typer.Option(help="A preset, or a .json file as `quantize --show-config` prints it.")]
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and raise SystemExit: 0, 1 for a defect, 2 for a user's error, 130 for ctrl-C.
@@ -108,12 +114,9 @@ def inspect(
 
 @app.command()
 def calibrate(
-    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data."),
-    ] = None,
-    config: Annotated[str, typer.Option(help="A preset.")] = "XINT8",
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
     method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the statistics here; a stopped run goes on from there.")
@@ -122,7 +125,7 @@ def calibrate(
 ) -> None:
     """Show the range and the scale of every tensor of a model on calibration data."""
     _use_all_cores()
-    options = resolve(config).replace(**({"method": method} if method else {}))
+    options = _config(config).replace(**({"method": method} if method else {}))
     graph = jq.prepare(jq.load(model))
     checkpoint = output and output.with_name(f"{output.name}.partial")
     stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
@@ -147,8 +150,7 @@ def calibrate(
 
 
 def _scale(found: jq.QParams) -> str:
-    exponent = int(found.exponent)
-    return f"2^{exponent}" if float(found.scale) == 2.0**exponent else f"{float(found.scale):.5g}"
+    return f"2^{int(found.exponent)}" if found.is_power_of_two else f"{float(found.scale):.5g}"
 
 
 def _use_all_cores() -> None:
@@ -162,12 +164,9 @@ def _use_all_cores() -> None:
 
 @app.command()
 def quantize(
-    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data."),
-    ] = None,
-    config: Annotated[str, typer.Option(help="A preset, or a .json file as `--show-config` prints it.")] = "XINT8",
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The quantized model [MODEL_CONFIG.onnx].", show_default=False)
     ] = None,
@@ -185,7 +184,6 @@ def quantize(
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8 -o model_xint8.onnx
     """
-
     _use_all_cores()
     options = _config(config).replace(**dict(_setting(o) for o in option or ()))
     if show_config:
@@ -195,18 +193,14 @@ def quantize(
         raise ConfigError(f"--report {report}: expected a name that ends with .html or .json")
     files.check_writable(report)
     stem = Path(config).stem if config.endswith(".json") else config
-    output = output or model.with_name(f"{model.stem}_{stem.lower()}.onnx")
+    output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset)  # type: ignore[arg-type]
     if report is not None:
-        _write_report(result.report, report)
+        (result.report.to_html if report.suffix == ".html" else result.report.to_json)(report)
     if as_json:
         print(json.dumps(result.report.to_dict(), indent=2))
         return
     _print(*result.report.summary().splitlines(), f"written: {output}", *([f"report: {report}"] if report else []))
-
-
-def _write_report(report: jq.Report, path: Path) -> None:
-    (report.to_html if path.suffix == ".html" else report.to_json)(path)
 
 
 def _config(name: str) -> jq.QuantConfig:
@@ -238,8 +232,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 @app.command()
 def lint(
-    model: Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)],
-    config: Annotated[str, typer.Option(help="A preset, or a .json file.")] = "XINT8",
+    model: FloatModel,
+    config: Config = "XINT8",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what will not go well in a format, before quantizing; exit with 1 if something cannot."""

@@ -146,6 +146,10 @@ class QuantConfig:
             raise ConfigError("constraints are of power-of-two scales; with scale='float' give constraints=()")
         if self.bias == "int32" and not (isinstance(self.weight, Integer) and isinstance(self.activation, Integer)):
             raise ConfigError(f"bias='int32' is of integer products, but the weights are {self.weight}")
+        if self.dynamic and self.activation != UINT8:
+            raise ConfigError(
+                f"dynamic scales are of uint8, as DynamicQuantizeLinear finds them, not {self.activation}"
+            )
         if self.scale == "float" and self.weight_method == "minmse":
             raise ConfigError("weight_method 'minmse' finds powers of two, but scale='float'; take minmax, or mse")
         if self.moving_average is not None and not 0 < self.moving_average <= 1:
@@ -176,8 +180,9 @@ class QuantConfig:
 
     @property
     def calibrates(self) -> bool:
-        """Whether scales of activations come from calibration data."""
-        return isinstance(self.activation, Integer) and not (self.weights_only or self.dynamic)
+        """Whether scales of activations, of some nodes at least, come from calibration data."""
+        formats = [self.activation, *(dict(options).get("activation") for _, options in self.overrides)]
+        return any(isinstance(f, Integer) for f in formats) and not (self.weights_only or self.dynamic)
 
     @property
     def corrects_bias(self) -> bool:

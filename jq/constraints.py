@@ -102,9 +102,8 @@ def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
 
 
 def _has_position(found: QParams) -> bool:
-    if not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.axis is not None or found.dynamic:
-        return False
-    return float(found.scale) == math.ldexp(1.0, int(found.exponent))
+    short = isinstance(found.grid, Integer) and found.grid.bits <= 16
+    return short and found.is_power_of_two and found.axis is None and not found.dynamic
 
 
 # ---------------------------------------------------------------------------------------------
@@ -402,20 +401,12 @@ def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], 
         found = plan[tensor]
         if tensor in plan.weights:
             array = np.asarray(graph.params[tensor], np.float64)
-            lost, power = np.square(array - given_back(found, graph.params[tensor])).sum(), np.square(array).sum()
+            lost, power = np.square(array - found.given_back(array)).sum(), np.square(array).sum()
             return float(lost / power) if power else None
         known = stats is not None and "errors" in stats.observers and measured.measured(tensor) is not None
         return measured(tensor, -int(found.exponent)) if known and _has_position(found) else None
 
     return error
-
-
-def given_back(found: QParams, array: np.ndarray) -> np.ndarray:
-    """A weight as its codes give it back."""
-    if not isinstance(found.grid, Integer) or found.axis is not None:
-        return np.asarray(found.fake_quant(np.asarray(array, np.float32)), np.float64)
-    codes = found.stored(np.asarray(array, np.float32)).astype(np.float64)
-    return np.asarray((codes - found.zero_point) * np.float64(found.scale))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

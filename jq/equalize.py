@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jq.graph import Graph, Node
+from jq.passes.affine import is_float
+from jq.passes.batchnorm import scale_and_shift
 from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh
 
@@ -136,7 +138,7 @@ def _layer(graph: Graph, node: Node) -> Layer | None:
     if node.domain or node.op_type not in ("Conv", "Gemm"):
         return None
     weight, bias = graph.params.get(node.inputs[1]), graph.params.get(_bias_name(node))
-    if weight is None or not _is_float(weight.dtype) or (bias is None and _bias_name(node)):
+    if weight is None or not is_float(weight.dtype) or (bias is None and _bias_name(node)):
         return None
     if node.op_type == "Gemm":
         outputs, inputs = (0, 1) if node.attrs.get("transB", 0) else (1, 0)
@@ -321,10 +323,6 @@ def _mean_change(old: np.ndarray, new: np.ndarray) -> float:
     return float(np.abs((_wide(old) - _wide(new)).astype(np.float64)).mean())
 
 
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
 def _is_finite(*arrays: np.ndarray | None) -> bool:
     return all(np.isfinite(_wide(a)).all() for a in arrays if a is not None)
 
@@ -393,8 +391,8 @@ def _norms(graph: Graph, name: str, offset: int, count: int) -> Iterator[tuple[N
     for node in graph.consumers.get(name, ()):
         if node.op_type == "BatchNormalization" and not node.domain:
             arrays = [graph.params.get(i) for i in node.inputs[1:5]]
-            trains = len(node.outputs) > 1 or node.attrs.get("training_mode", 0)
-            fits = not trains and all(a is not None and len(a) >= offset + count for a in arrays)
+            folds = scale_and_shift(graph, node) is not None
+            fits = folds and all(a is not None and len(a) >= offset + count for a in arrays)
             yield (node, offset) if fits and node.inputs.count(name) == 1 else None
         elif node.op_type not in STEM_OPS or node.domain or _rank_after(graph, node, 4) is None:
             yield None

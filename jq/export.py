@@ -54,7 +54,9 @@ def export(
     quantized = quantized_graph(graph, plan, params, format, opset)
     # What the file said of types inside may be another batch's: they follow from the inputs.
     types = {k: v for k, v in infer_types(quantized.replace(declared={})).items() if v.dtype is not None}
-    outputs = tuple(v if v.dtype is not None and v.shape is not None else types.get(v.name, v) for v in quantized.outputs)
+    outputs = tuple(
+        v if v.dtype is not None and v.shape is not None else types.get(v.name, v) for v in quantized.outputs
+    )
     metadata = {**graph.metadata, **(metadata or {})}
     quantized = quantized.replace(declared=types, outputs=outputs, metadata=metadata)
     if path is not None:
@@ -123,8 +125,7 @@ class _Writer:
             self.head.append(self._cast(codes, self._read(name), TensorProto.FLOAT))
         else:
             if isinstance(grid, Integer):  # whose ends FixNeuron does not know
-                back = found.stored(array).astype(np.float32) - np.float32(found.zero_point)
-                self.arrays[name] = back * np.asarray(found.scale, np.float32)
+                self.arrays[name] = found.given_back(array).astype(np.float32)
             self.head += self._pair(name, name, found)
 
     def activation(self, name: str, found: QParams) -> None:
@@ -145,9 +146,8 @@ class _Writer:
         nodes, labels = list(self.head), set[str]()
         for node in self.graph.nodes:
             outputs = tuple(self.made.get(o, o) for o in node.outputs)
-            name = (
-                fresh(node.name, self.labels) if node.name in labels else node.name
-            )  # onnxruntime wants different ones
+            # onnxruntime wants different ones.
+            name = fresh(node.name, self.labels) if node.name in labels else node.name
             labels |= {name} - {""}
             nodes.append(reading(node, self.readers).replace(outputs=outputs, name=name))
             nodes += [made for output in node.outputs for made in self.behind.get(output, ())]
@@ -177,6 +177,12 @@ class _Writer:
                 self._node("DynamicQuantizeLinear", (source,), outputs, {}, f"{name}_QuantizeLinear"),
                 self._node("DequantizeLinear", outputs, (result,), {}, f"{name}_DequantizeLinear"),
             ]
+        if self.format == "fix_neuron" and not found.is_power_of_two:
+            shown = "one per channel" if np.ndim(found.scale) else found.scale
+            raise ConfigError(
+                f"format 'fix_neuron' holds one power of two per tensor, but the scale of {name!r} is {shown}; "
+                "quantize with scale='power_of_two', or take another format"
+            )
         parameters = self._parameters(name, found)
         if self.format == "fix_neuron":
             position = {"bit_width": grid.bits, "pos": -int(found.exponent)}

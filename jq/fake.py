@@ -40,7 +40,8 @@ class FakeQuant:
 
     def __call__(self, params: Mapping[str, Any], plan: Plan, inputs: Mapping[str, Any]) -> Any:
         """The outputs by name, and what was tapped if anything is."""
-        return self.traced(plan)({**self.traced(plan).graph.params, **params}, inputs, plan)
+        traced = self.traced(plan)
+        return traced({**traced.graph.params, **params}, inputs, plan)
 
     def traced(self, plan: Plan) -> Traced:
         """The function of the graph in the forms that a plan wants."""

@@ -11,7 +11,7 @@ from jq.errors import ConfigError, DataError
 
 
 def write(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file, creating its folder; what was there stays until all of the new content is on the disk.
+    """Write a file, creating its folder; what was there stays until all of the new content is written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

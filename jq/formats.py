@@ -190,17 +190,6 @@ Format = Integer | Float | Block
 _ALL: dict[str, Format] = {**INTEGERS, **FLOATS, **BLOCKS}
 
 
-def integer(name: str) -> Integer:
-    """The format of that name.
-
-    >>> integer("uint8").qmax
-    255
-    """
-    if name not in INTEGERS:
-        raise ConfigError(f"no format {name!r}; there are {', '.join(INTEGERS)}.{suggest(str(name), INTEGERS)}")
-    return INTEGERS[name]
-
-
 def format_named(name: str) -> Format:
     """The format of that name, of any kind.
 

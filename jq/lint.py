@@ -21,7 +21,6 @@ from jq.formats import Integer
 from jq.graph import Graph, Node
 from jq.lint_facts import (
     LINEAR,
-    all_attrs,
     channel_ranges,
     float_params,
     gates_itself,
@@ -39,6 +38,7 @@ from jq.passes.npu.pools import LARGEST_WINDOW, split_kernel
 from jq.passes.npu.reciprocals import LARGEST_SIDE, pool_multiplier, reciprocal
 from jq.placement import absorbed, rule_of
 from jq.prepare import prepare
+from jq.registry import attributes
 from jq.selection import selected
 from jq.trace import unsupported
 
@@ -182,20 +182,15 @@ def _float_type(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
 def _opset(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     if "" not in graph.opsets:
         return
-    opset, needs = graph.opset(), 13 if config.per_channel else 10
-    what = "scales per channel" if config.per_channel else "Q/DQ"
-    if 16 in (_bits(config.activation), _bits(config.weight)):
-        needs, what = 21, "16-bit Q/DQ (or those of com.microsoft)"
-    raised = f"{what} need {needs}, so the result gets a newer one"
+    opset = graph.opset()
     if opset < 7:
         text = "below 7, the oldest one promised: convert it with onnx.version_converter, or export again at 17"
     elif opset > 21:
         text = "and the NPU's compilers are tested with 17 to 21: export at one of these"
+    elif 16 in (_bits(config.activation), _bits(config.weight)) and opset < 21:
+        text = "16-bit Q/DQ need 21; below it those of com.microsoft are written"
     elif opset < 17:
-        text = "the NPU's compilers are tested with 17 to 21: if one refuses the model, export at 17"
-        text = f"{raised}; {text}" if opset < needs else text
-    elif opset < needs:
-        text = f"{raised} or the other domain"
+        text = "the NPU's compilers are tested with 17 to 21: the result gets 17, where onnx can convert the model"
     else:
         return
     yield _Found("graph", f"opset {opset}; {text}", "warning" if opset < 7 or opset > 21 else None)
@@ -303,7 +298,7 @@ def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten
 
 @_rule("leaky-slope")
 def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
-    by_slope = _grouped(_nodes(graph, config, "LeakyRelu"), lambda n: float(all_attrs(graph, n)["alpha"]))
+    by_slope = _grouped(_nodes(graph, config, "LeakyRelu"), lambda n: float(attributes(graph, n)["alpha"]))
     for slope, nodes in by_slope.items():
         held = chips_slope(slope) if math.isfinite(slope) else math.nan
         change = abs(held / slope - 1) if slope else abs(held)
@@ -319,7 +314,7 @@ def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
 @_rule("hard-sigmoid")
 def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     found = [n for n in _nodes(graph, config, "HardSigmoid") if not is_npu_hard_sigmoid(graph, n)]
-    forms = _grouped(found, lambda n: tuple(float(all_attrs(graph, n)[name]) for name in ("alpha", "beta")))
+    forms = _grouped(found, lambda n: tuple(float(attributes(graph, n)[name]) for name in ("alpha", "beta")))
     for (alpha, beta), nodes in forms.items():
         yield _Found(
             nodes[0].label,
@@ -395,10 +390,10 @@ def _padded_average(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     found = [
         n
         for n in _nodes(graph, config, "AveragePool")
-        if not all_attrs(graph, n).get("count_include_pad", 0) and overhangs(graph, n)
+        if not attributes(graph, n).get("count_include_pad", 0) and overhangs(graph, n)
     ]
     if found:
-        windows = _list(sorted({"x".join(map(str, all_attrs(graph, n)["kernel_shape"])) for n in found}))
+        windows = _list(sorted({"x".join(map(str, attributes(graph, n)["kernel_shape"])) for n in found}))
         yield _Found(
             found[0].label,
             f"{_count(len(found), 'AveragePool node')} ({windows}) whose windows overhang the border with "

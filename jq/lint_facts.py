@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jq.graph import Graph, Node, Value
 from jq.passes.npu.pools import reduced_axes
-from jq.registry import defaults
+from jq.registry import attributes
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-
-
-def all_attrs(graph: Graph, node: Node) -> Mapping[str, Any]:
-    """A node's attributes, with ONNX's defaults for those that it leaves out."""
-    return {**defaults(node.op_type, node.domain, graph.opset(node.domain)), **node.attrs}
 
 
 def float_params(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
@@ -48,7 +43,7 @@ def gates_itself(graph: Graph, node: Node) -> bool:
 
 def is_npu_hard_sigmoid(graph: Graph, node: Node) -> bool:
     """Whether a HardSigmoid has the slope and offset that the NPU has."""
-    attrs = all_attrs(graph, node)  # exporters write 1/6 with as few as four digits
+    attrs = attributes(graph, node)  # exporters write 1/6 with as few as four digits
     return abs(attrs["alpha"] - 1 / 6) < 1e-4 and abs(attrs["beta"] - 0.5) < 1e-6
 
 
@@ -73,7 +68,7 @@ def limits(graph: Graph, node: Node) -> tuple[float, float] | None:
 def mean_window(graph: Graph, node: Node) -> tuple[int, ...]:
     """What an average is over; empty where that is not known."""
     if node.op_type == "AveragePool":
-        window: Sequence[Any] = all_attrs(graph, node).get("kernel_shape", ())
+        window: Sequence[Any] = attributes(graph, node).get("kernel_shape", ())
     else:
         shape = _shape(graph, node.inputs[0])
         axes: Iterable[int] = range(2, len(shape))
@@ -86,11 +81,13 @@ def mean_window(graph: Graph, node: Node) -> tuple[int, ...]:
 
 def overhangs(graph: Graph, node: Node) -> bool:
     """Whether some windows of a pool reach over the border; of an image of unknown size, whether all of them fit."""
-    attrs = all_attrs(graph, node)
+    attrs = attributes(graph, node)
     kernel = attrs.get("kernel_shape", ())
     strides, dilations, auto_pad = attrs.get("strides"), attrs.get("dilations"), attrs.get("auto_pad", "NOTSET")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or (1,) * len(kernel), strict=True)]
     known = _shape(graph, node.inputs[0])[2:] or reach
+    if len(known) != len(reach):
+        return False  # no valid pool: whoever evaluates it says what is wrong
     sizes = [size if isinstance(size, int) else least for size, least in zip(known, reach, strict=True)]
     from jq.ops.nn import windows  # the op table is not loaded with the package
 

@@ -173,11 +173,8 @@ def _value_info(value: Value) -> onnx.ValueInfoProto:
 
 
 def _ir_version(graph: Graph) -> int:
-    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items() if d == "" or d.startswith("ai.onnx")]
-    try:
-        return max(8, helper.find_min_ir_version_for(opsets))
-    except ValueError:
-        return onnx.IR_VERSION
+    opsets = [helper.make_opsetid(d, v) for d, v in graph.opsets.items()]
+    return max(8, helper.find_min_ir_version_for(opsets, ignore_unknown=True))  # other domains ask for none
 
 
 def infer_types(graph: Graph) -> dict[str, Value]:

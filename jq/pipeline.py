@@ -122,7 +122,8 @@ def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str
                 repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode()
             )
         for name, array in sorted(graph.arrays.items()):
-            digest.update(name.encode() + array.tobytes())
+            # Of strings, an array's bytes are addresses.
+            digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype == object else array.tobytes()))
     options = json.dumps(config.to_dict(), sort_keys=True)
     return {
         "jq.version": __version__,

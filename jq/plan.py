@@ -1,13 +1,14 @@
 """How a network is quantized, as data: which tensors are, and with which scale.
 
 A plan is a pytree and an argument of the traced function, so that many plans can be stacked and tried at once,
-and differentiated. `placement.py` makes one from calibration.
+and differentiated. `planning.py` makes one from calibration.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,11 @@ class QParams:
         """Of a power-of-two scale: scale = 2**exponent. The vendor's position is its negative."""
         return exponent_of(self.scale)
 
+    @property
+    def is_power_of_two(self) -> bool:
+        """Whether the tensor has one scale, and that is a power of two."""
+        return np.ndim(self.scale) == 0 and float(self.scale) == math.ldexp(1.0, int(self.exponent))
+
     def codes(self, x: Array, axis: int | None = None) -> Array:
         """The integers, as floats, that stand for x; `axis` is where the channels lie if not where ONNX has them."""
         assert isinstance(self.grid, Integer)
@@ -70,6 +76,18 @@ class QParams:
             scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
         found = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
         return np.clip(found, self.grid.qmin, self.grid.qmax).astype(np.int64).astype(self.grid.dtype)
+
+    def given_back(self, array: np.ndarray) -> np.ndarray:
+        """A weight as its codes give it back, in 64 bits.
+
+        >>> from jq.formats import INT8
+        >>> QParams(np.float32(0.5), np.int32(0), INT8).given_back(np.float32([1.2, -99]))
+        array([  1., -64.])
+        """
+        array = np.asarray(array, np.float32)
+        if not isinstance(self.grid, Integer) or self.axis is not None:
+            return np.asarray(self.fake_quant(array), np.float64)
+        return np.asarray((self.stored(array).astype(np.float64) - self.zero_point) * np.float64(self.scale))
 
     def fake_quant(self, x: Array, axis: int | None = None) -> Array:
         """What quantizing and dequantizing makes of x, with a straight-through gradient.

@@ -18,7 +18,7 @@ from jq.passes.npu import FORMS, FUNCTIONS, NOT_QUARKS
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
 from jq.registry import lookup
-from jq.search import activation_qparams, weight_qparams
+from jq.search import activation_qparams, calibrated, weight_qparams
 from jq.selection import selected
 from jq.stats import Stats
 
@@ -80,7 +80,7 @@ def _floats(graph: Graph, stats: Stats | None, config: QuantConfig) -> frozenset
     """The activations that can be quantized."""
     if stats is not None and config.calibrates:
         known = {k for k, v in graph.values.items() if v.dtype not in (None, np.float32)}
-        return frozenset(activation_qparams(graph, stats, config).keys() - known)
+        return calibrated(graph, stats) - known
     return frozenset(k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers)
 
 

@@ -251,6 +251,11 @@ def defaults(name: str, domain: str, opset: int) -> Mapping[str, Any]:
     return values
 
 
+def attributes(graph: Graph, node: Node) -> Mapping[str, Any]:
+    """A node's attributes, with ONNX's defaults for those that it leaves out."""
+    return {**defaults(node.op_type, node.domain, graph.opset(node.domain)), **node.attrs}
+
+
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 

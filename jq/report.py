@@ -17,7 +17,7 @@ from jq.constraints import Move, errors_of
 from jq.formats import Integer
 from jq.graph import Graph
 from jq.lint import Finding
-from jq.plan import Plan, QParams
+from jq.plan import Plan
 from jq.stats import Stats
 
 
@@ -112,17 +112,13 @@ def _row(name: str, graph: Graph, plan: Plan, stats: Stats | None, sqnr: float |
         node=node.label if node else "",
         format=str(found.grid),
         scale=float(np.max(found.scale)) if integers else None,
-        exponent=int(found.exponent) if integers and _is_power(found) else None,
+        exponent=int(found.exponent) if integers and found.is_power_of_two else None,
         zero_point=int(np.max(found.zero_point)) if integers else None,
         low=low,
         high=high,
         sqnr=sqnr,
         moves=tuple(moves),
     )
-
-
-def _is_power(found: QParams) -> bool:
-    return bool(np.ndim(found.scale) == 0 and float(found.scale) == math.ldexp(1.0, int(found.exponent)))
 
 
 def _sqnr(error: float | None) -> float | None:

@@ -53,6 +53,12 @@ def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | N
     return found
 
 
+def calibrated(graph: Graph, stats: Stats) -> frozenset[str]:
+    """Return the tensors that `activation_qparams` finds scales of."""
+    before = {n.inputs[0] for n in graph.nodes if cuts_alone(graph, n) and n.outputs[0] in stats.tensors}
+    return frozenset(before | stats.tensors.keys())
+
+
 def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> dict[str, tuple[float, float]]:
     """Return the range of every calibrated tensor by a float method, as onnxruntime's calibrators do.
 
@@ -68,17 +74,20 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    # A tensor may have another format than the statistics are of: then its range alone decides.
-    same = stats.config.activation_grid == config.activation_grid or stats.config.method != config.method
-    if config.method == "minmse" and same:
+    if config.method not in ("minmse", "minmse_hist") or _of_another_grid(stats, config):
+        return _from_range(*_range(stats, tensor, config), config)
+    if config.method == "minmse":
         exponent = stats.best_exponent(tensor)
         if exponent is None:
             raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
-        return _power_of_two(exponent, config)
-    if config.method == "minmse_hist" and same:
+    else:
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
-        return _power_of_two(exponent, config)
-    return _from_range(*_range(stats, tensor, config), config)
+    return _power_of_two(exponent, config)
+
+
+def _of_another_grid(stats: Stats, config: QuantConfig) -> bool:
+    """Whether a method's statistics are of other codes than a tensor gets: then its range alone decides."""
+    return stats.config.method == config.method and stats.config.activation_grid != config.activation_grid
 
 
 def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float]:

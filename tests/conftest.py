@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ from onnx import helper, numpy_helper
 import jq
 
 ort.set_default_logger_severity(4)
+
+# Reference results of other tools, too large for this repository; None where they are not in a folder around it.
+SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 
 
 def one_node(

@@ -24,9 +24,9 @@ import jq
 from jq.config import QuantConfig
 from jq.formats import UINT8
 from jq.observers import HistogramObserver, Range
+from tests.conftest import SHARED
 from tests.test_search import assert_minmse, quark_candidates
 
-SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 A8W8 = jq.presets["A8W8"]
 node = helper.make_node
 

@@ -203,6 +203,23 @@ def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path,
     assert {"title", "facts", "tensors", "moves", "findings"} == json.loads(out).keys()
 
 
+@pytest.mark.parametrize("folder", [".", "/"])
+def test_a_folder_is_no_model(capfd: pytest.CaptureFixture[str], folder: str) -> None:
+    code, out, err = run(capfd, "quantize", folder)
+    assert (code, out) == (2, "") and err == f"error: cannot read the model {folder}: Is a directory\n"
+
+
+def test_calibrate_takes_a_config_from_a_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"method": "nonoverflow", "batch": 4}))
+    code, out, err = run(capfd, "calibrate", MODEL, "--data", calibration, "--config", str(path), "--json")
+    assert (code, err) == (0, "")
+    config = json.loads(out)["config"]
+    assert (config["method"], config["batch"]) == ("nonoverflow", 4)
+
+
 def test_a_config_goes_through_a_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capfd, "quantize", MODEL, "--config", "A8W8", "--set", "method=percentile", "--show-config")
     assert code == 0

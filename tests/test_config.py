@@ -364,6 +364,16 @@ def test_dynamic():
     config = presets["UINT8_DYNAMIC_QUANT"]
     assert config.dynamic and not config.calibrates and config.bias == "float" and config.weight == UINT8
     assert config.activation == UINT8 and "Conv" in config.op_types and "Relu" not in config.op_types
+    for other in (INT8, INT16, FLOATS["bfloat16"]):  # what DynamicQuantizeLinear gives is uint8
+        with pytest.raises(jq.ConfigError, match=f"dynamic scales are of uint8.* not {other}"):
+            config.replace(activation=other)
+
+
+def test_an_override_can_ask_for_calibration():
+    bf16 = presets["BF16"]
+    assert bf16.replace(overrides={"Conv": {"activation": INT8}}).calibrates
+    assert not bf16.replace(overrides={"Conv": {"weight": INT8}}).calibrates
+    assert not bf16.replace(weights_only=True, overrides={"Conv": {"activation": INT8}}).calibrates
 
 
 def test_strict_quark_takes_its_histograms():
@@ -424,10 +434,20 @@ OTHERS = st.fixed_dictionaries(
 )
 
 
+def together(scales, others):
+    """The others without those that the rest rules out."""
+    ruled_out = set()
+    if scales["method"] not in ("minmax", "nonoverflow"):
+        ruled_out.add("moving_average")
+    if others.get("dynamic"):
+        ruled_out.add("activation")
+    return {k: v for k, v in others.items() if k not in ruled_out}
+
+
 @given(SCALES, OTHERS)
 @settings(max_examples=200, deadline=None)
 def test_round_trip_through_json(scales, others):
-    others = {k: v for k, v in others.items() if k != "moving_average" or scales["method"] in ("minmax", "nonoverflow")}
+    others = together(scales, others)
     config = QuantConfig(**scales, **others)
     described = json.loads(json.dumps(config.to_dict()))
     assert set(described) == {f.name for f in dataclasses.fields(QuantConfig)}
@@ -438,7 +458,7 @@ def test_round_trip_through_json(scales, others):
 @given(SCALES, OTHERS)
 @settings(max_examples=50, deadline=None)
 def test_part_of_the_options_is_enough(scales, others):
-    others = {k: v for k, v in others.items() if k != "moving_average" or scales["method"] in ("minmax", "nonoverflow")}
+    others = together(scales, others)
     config = QuantConfig(**scales, **others)
     described = config.to_dict()
     assert QuantConfig.from_dict({k: described[k] for k in scales | others}) == config

@@ -19,7 +19,8 @@ from jq.observers import ErrorTable
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
 from jq.stats import Stats
-from tests.test_calibrate import SHARED, built
+from tests.conftest import SHARED
+from tests.test_calibrate import built
 
 XINT8 = jq.presets["XINT8"]
 STRICT = XINT8.replace(strict_quark=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -17,10 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 import jq
 from jq.equalize import bias_column, equalize, equalize_stem, find_chains, pair_factors, stem_factors, triple_factors
 from jq.prepare import prepare
-from tests.conftest import onnxruntime_outputs
+from tests.conftest import SHARED, onnxruntime_outputs
 from tests.passes.models import batchnorm, build, node, normal, ops, statistics
 
-SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 f32 = np.float32
 
 
@@ -492,6 +490,16 @@ class TestStem:
             model, _ = self.model(*extra, outputs=["y0", "y1", "y2", output])
             graph = prepare(jq.load(model))
             assert equalize(graph) is graph
+
+    def test_norms_of_single_pixels(self):
+        """Early operator sets had statistics for each pixel, too."""
+        graph = prepare(jq.load(self.model()[0]))
+        assert equalize_stem(graph) is not graph
+        norm = graph.producer["y0"]
+        pixels = {i: np.ones((6, 5, 6), f32) for i in norm.inputs[1:]}
+        early = norm.replace(attrs={**norm.attrs, "spatial": 0})
+        graph = graph.edit({norm: early}, pixels).replace(opsets={"": 8})
+        assert equalize_stem(graph) is graph
 
     def test_concat_of_itself_and_shared_arrays(self):
         """Both places of the channels are divided, and two readers of the same statistics get their own."""

@@ -128,6 +128,15 @@ class TestFormats:
         assert found["input"].domain == "ai.onnx.contrib"
         assert attributes(found["input"]) == {"bit_width": 8, "pos": position}
 
+    @pytest.mark.parametrize("options", [{}, {"per_channel": True}])
+    def test_fix_neuron_has_no_other_scales_than_powers_of_two(self, options):
+        nodes = [node("Conv", ["x", "w"], ["y"])]
+        weights = {"w": np.random.default_rng(0).standard_normal((4, 2, 1, 1), np.float32)}
+        model = built(nodes, ["N", 2, 4, 4], ["y"], weights)
+        x = np.random.default_rng(1).standard_normal((4, 2, 4, 4), np.float32)
+        with pytest.raises(jq.ConfigError, match=r"one power of two per tensor, but the scale of 'w'"):
+            jq.quantize(model, x, jq.presets["A8W8"].replace(**options), format="fix_neuron")
+
     @pytest.mark.parametrize(("opset", "domain"), [(17, "com.microsoft"), (21, "")])
     def test_16_bits_are_standard_from_opset_21_on(self, images, opset, domain):
         result = jq.quantize(jq.zoo.path("fashion_resnet"), images[:16], "A16W8", opset=opset)

@@ -91,6 +91,14 @@ def test_the_gradient_of_a_scale_is_that_of_lsq():
     np.testing.assert_allclose(slope, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [(0.25, True), (2.0**-126, True), (2.0**40, True), (0.3, False), (np.float32([0.25, 0.25]), False)],
+)
+def test_powers_of_two(scale, expected):
+    assert jq.QParams(np.float32(scale), np.int32(0), INT8).is_power_of_two is expected
+
+
 def test_channels_and_codes_of_another_scale():
     x = np.float32([[0.3, 9.0], [0.3, 9.0]])
     channels = jq.QParams(np.float32([0.25, 4]), np.int32([0, 0]), INT8, axis=1)

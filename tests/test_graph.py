@@ -12,6 +12,21 @@ import jq
 from tests.conftest import one_node, onnxruntime_outputs
 
 
+@pytest.mark.parametrize(
+    ("opsets", "version"),
+    [
+        ({"": 2}, 8),
+        ({"": 17}, 8),
+        ({"": 21}, 10),
+        ({"": 17, "ai.onnx.contrib": 1}, 8),
+        ({"": 17, "com.microsoft": 1}, 8),
+    ],
+)
+def test_no_newer_ir_than_the_opset_needs(opsets: dict[str, int], version: int) -> None:
+    graph = jq.load(one_node("Relu", {"x": np.ones(2, np.float32)})).replace(opsets=opsets)
+    assert jq.to_model(graph).ir_version == version
+
+
 def conv_model(rng: np.random.Generator) -> onnx.ModelProto:
     return one_node(
         "Conv",

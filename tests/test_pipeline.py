@@ -63,6 +63,28 @@ def test_models_of_any_kind_give_the_same(images, kind):
     ]
 
 
+def test_strings_in_a_graph_count_by_their_text():
+    """The bytes of an array of strings would be addresses."""
+    helper = onnx.helper
+
+    def digest(text):
+        words = helper.make_tensor("words", onnx.TensorProto.STRING, [1], [text])
+        nodes = [helper.make_node("Conv", ["x", "w"], ["y"]), helper.make_node("Identity", ["words"], ["z"])]
+        sides = [("x", 1, ["N", 1, 2, 2]), ("y", 1, ["N", 1, 2, 2]), ("z", onnx.TensorProto.STRING, [1])]
+        x, *outputs = (helper.make_tensor_value_info(*side) for side in sides)
+        weight = onnx.numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+        model = helper.make_model(
+            helper.make_graph(nodes, "g", [x], outputs, [weight, words]),
+            opset_imports=[helper.make_opsetid("", 17)],
+            ir_version=8,
+        )
+        found = jq.quantize(model, np.ones((2, 1, 2, 2), np.float32))
+        assert {"x", "w", "y"} == {*found.plan} and set(found.stats.tensors) == {"x", "y"}
+        return found.report.facts["source sha256"]
+
+    assert digest("".join(["a", "b"])) == digest("".join(["a", "b"])) != digest("ac")
+
+
 def test_devices_give_one_devices_model(images):
     mesh = jax.make_mesh((1,), ("batch",), devices=jax.local_devices()[:1])
     path = jq.zoo.path("fashion_resnet")

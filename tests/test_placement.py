@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import jq
 from jq.config import presets
-from jq.formats import INT4, INT16, INT32, UINT8
+from jq.formats import BFLOAT16, INT4, INT8, INT16, INT32, UINT8
 from jq.graph import Graph, Node
 from jq.placement import Placement, absorbed, place, rule_of, shared
 from jq.planning import make_plan
@@ -406,6 +406,18 @@ def test_mixed_precision_from_the_options_to_the_file(preset: str) -> None:
     np.testing.assert_allclose(found, expected, atol=float(plan["y"].scale) * 1.01)
     assert np.mean(found != expected) < 0.01
     assert np.std(expected) > 4 * float(plan["y"].scale)
+
+
+def test_integers_in_a_network_of_floats() -> None:
+    eight = {"weight": INT8, "activation": INT8}
+    config = presets["BF16"].replace(overrides={"conv1": eight, "relu1": {"activation": INT8}}, cle=False)
+    x = normal(8, 2, 4, 8, 8, seed=5)
+    found = jq.quantize(model_of_three(), [{"x": v} for v in x], config)
+    assert found.plan["w1"].grid == INT8.narrow and found.plan["d"].grid == INT8
+    assert found.plan["w0"].grid == found.plan["x"].grid == BFLOAT16
+    expected = np.asarray(jq.fake_quant(found.graph)(found.graph.params, found.plan, {"x": x[0]})["y"])
+    (output,) = onnxruntime_outputs(found.model, {"x": x[0]})
+    np.testing.assert_allclose(output, expected, atol=np.std(expected) / 20)
 
 
 def test_weights_of_other_methods_per_node() -> None:

@@ -16,8 +16,7 @@ from jq.config import resolve
 from jq.formats import FLOAT16, INT4, INT8, INT32, UINT8
 from jq.plan import Plan, QParams
 from jq.quantized import split_quantizers
-from tests.conftest import onnxruntime_outputs
-from tests.test_calibrate import SHARED
+from tests.conftest import SHARED, onnxruntime_outputs
 
 node = helper.make_node
 PRESETS = ("XINT8", "A8W8", "A16W8", "U8U8_AAWA", "BF16", "FP16", "BFP16", "MXINT8", "UINT8_DYNAMIC_QUANT")

@@ -18,10 +18,10 @@ from jq.errors import ConfigError, ModelError
 from jq.formats import INT8, INT16, INT32, UINT8, UINT16, Integer
 from jq.observers import Histogram
 from jq.ranges import entropy, layerwise_percentile, mse, percentile, scale_zero_point, weight_range
+from tests.conftest import SHARED
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 
 GRIDS = [INT8, INT8.narrow, UINT8, INT16, INT16.narrow, UINT16]
 SAMPLES = {

@@ -189,8 +189,8 @@ class TestMinMSEHistogram:
     @settings(max_examples=50, deadline=None)
     def test_equals_a_running_histogram(self, graph, name, seed, scale, factors):
         stream = [made(name, seed + i, 96, f * scale) for i, f in enumerate(factors)]
-        if np.ptp(stream[0]) < 0.01 * np.ptp(np.stack(stream)) and np.ptp(stream[0]):
-            stream = stream[:1]  # hundreds of thousands of bins
+        if np.ptp(stream[0]) < 0.04 * np.ptp(np.stack(stream)) and np.ptp(stream[0]):
+            stream = stream[:1]  # hundreds of thousands of bins, growing to both sides with room to spare
         if not np.ptp(stream[0]) and np.ptp(np.stack(stream)) > 1:
             stream = stream[:1]  # bins of a unit's width for a constant
         assume(np.ptp(stream[0]) or np.abs(stream[0]).max() < 1e6)  # no room for 2048 bins: numpy raises

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,8 +9,8 @@ import pytest
 from onnx import numpy_helper
 
 import jq
+from tests.conftest import SHARED
 
-SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 FOLDER = SHARED and SHARED / "quark_reference"
 CASES = [("cnn", False), ("ref", False), ("zoo", False), ("cle", False), ("cle", True), ("t_smallw", False)]
 

@@ -43,7 +43,7 @@ def absorb(
     Arrays that others read too are not touched: the node gets its own, under names not in `taken`.
     """
     weight, bias = graph.params.get(node.inputs[1]), np.zeros(1, np.float32)
-    if weight is None or weight.ndim < 2 or not _is_float(weight.dtype) or node.inputs.count(node.inputs[1]) > 1:
+    if weight is None or weight.ndim < 2 or not is_float(weight.dtype) or node.inputs.count(node.inputs[1]) > 1:
         return None
     if len(node.inputs) > 2 and node.inputs[2]:
         if (given := graph.params.get(node.inputs[2])) is None:
@@ -69,7 +69,8 @@ def absorb(
     return node.replace(inputs=inputs, attrs=attrs), {weight_name: new_weight, bias_name: new_bias}
 
 
-def _is_float(dtype: np.dtype) -> bool:
+def is_float(dtype: np.dtype) -> bool:
+    """Whether weights of this type can be multiplied and rounded to it again."""
     return dtype.kind == "f" or dtype.name == "bfloat16"  # which is no float to numpy
 
 

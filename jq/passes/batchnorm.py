@@ -6,7 +6,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.passes.affine import absorb, linear_before
-from jq.registry import defaults
+from jq.registry import attributes
 
 
 def fold_batchnorm(graph: Graph) -> Graph:
@@ -30,9 +30,10 @@ def scale_and_shift(graph: Graph, node: Node) -> tuple[np.ndarray, np.ndarray, n
 
     In the precision of its arrays, as runtimes fold it: codes of folded weights are then the same everywhere.
     """
-    opset = graph.opset()
-    attrs = dict(defaults("BatchNormalization", "", opset)) | dict(node.attrs)
-    trains = attrs.get("training_mode", 0) or len(node.outputs) > 1 or (opset < 7 and not attrs.get("is_test", 0))
+    attrs = attributes(graph, node)
+    trains = (
+        attrs.get("training_mode", 0) or len(node.outputs) > 1 or (graph.opset() < 7 and not attrs.get("is_test", 0))
+    )
     given = [graph.params.get(i) for i in node.inputs[1:5]]
     if trains or attrs.get("spatial", 1) == 0 or len({a.shape for a in given if a is not None}) != 1:
         return None

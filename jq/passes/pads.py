@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jq.graph import Graph, Node
@@ -20,25 +22,25 @@ def fuse_pads(graph: Graph) -> Graph:
             continue
         attrs = dict(node.attrs)
         own = attrs.get("pads") or (0,) * len(around)
-        if node.op_type == "AveragePool":
-            counted = attrs.get("count_include_pad", 0) or not any(own)
-            if (
-                not counted
-                or attrs.get("ceil_mode", 0)
-                or graph.sole_reader(node.inputs[0]) is None
-                or graph.opset() < 7
-            ):
-                continue
-            attrs["count_include_pad"] = 1  # the zeros of the Pad are pixels like others
         if len(own) != len(around):
             continue
         attrs["pads"] = tuple(a + b for a, b in zip(own, around, strict=True))
-        if node.op_type == "AveragePool" and any(
-            p >= k for p, k in zip(attrs["pads"], attrs["kernel_shape"] * 2, strict=True)
-        ):
-            continue  # onnxruntime wants a pixel in every window
+        if node.op_type == "AveragePool":
+            if not _counts(graph, node, attrs["pads"]):
+                continue
+            attrs["count_include_pad"] = 1  # the zeros of the Pad are pixels like others
         nodes[node] = node.replace(inputs=(source.inputs[0], *node.inputs[1:]), attrs=attrs)
     return graph.edit(nodes) if nodes else graph
+
+
+def _counts(graph: Graph, node: Node, pads: Sequence[int]) -> bool:
+    """Whether an AveragePool may count zeros around the image that it reads alone, up to these pads, as pixels."""
+    counted = node.attrs.get("count_include_pad", 0) or not any(node.attrs.get("pads", ()))
+    if not counted or node.attrs.get("ceil_mode", 0) or not graph.sole_reader(node.inputs[0]) or graph.opset() < 7:
+        return False
+    kernel = tuple(node.attrs.get("kernel_shape", ())) * 2
+    # onnxruntime wants a pixel in every window
+    return len(kernel) == len(pads) and all(p < k for p, k in zip(pads, kernel, strict=True))
 
 
 def _zeros_around(graph: Graph, node: Node) -> tuple[int, ...] | None:

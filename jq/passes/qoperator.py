@@ -20,7 +20,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.passes.edit import fresh
-from jq.registry import defaults
+from jq.registry import attributes
 
 _MICROSOFT = "com.microsoft"
 _LEAST_OPSET = 10  # that has QLinearConv and QLinearMatMul
@@ -181,7 +181,7 @@ def _site(graph: Graph, node: Node, read: Mapping[str, _Codes]) -> _Site | None:
     return _Site(
         node,
         graph.opset(),
-        {**defaults(node.op_type, node.domain, graph.opset()), **node.attrs},
+        attributes(graph, node),
         tuple(read.get(i) for i in node.inputs),
         tuple(outputs),
         tuple(replaced),

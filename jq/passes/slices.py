@@ -34,11 +34,8 @@ def _known(graph: Graph, node: Node) -> tuple[np.ndarray, ...] | None:
     """Starts, ends, axes and steps of a Slice with constant ones, along axes counted from the front."""
     if node.op_type != "Slice" or node.domain or graph.opset() < 10:
         return None
-    given = [graph.arrays.get(i) if i else None for i in node.inputs[1:]]
-    if len(given) < 3 or any(a is None for a, i in zip(given, node.inputs[1:], strict=True) if i):
+    arrays = [graph.arrays.get(i) for i in node.inputs[1:] if i]
+    given = [a.astype(np.int64) for a in arrays if a is not None and a.ndim == 1]
+    if len(given) < len(arrays) or not all(node.inputs[1:4]) or len(given) < 3 or (given[2] < 0).any():
         return None
-    starts, ends, axes = given[:3]
-    steps = given[3] if len(given) > 3 else None
-    if starts is None or ends is None or axes is None or (axes < 0).any():
-        return None
-    return tuple(a.astype(np.int64) for a in (starts, ends, axes, np.ones_like(starts) if steps is None else steps))
+    return tuple(given if len(given) == len(_PARTS) else (*given, np.ones_like(given[0])))

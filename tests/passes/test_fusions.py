@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import jq
 from jq.passes.npu import STRUCTURE
 from jq.passes.pads import fuse_pads
 from jq.passes.slices import merge_slices
+from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
 
 PADS = {"p": np.array([0, 0, 1, 2, 0, 0, 0, 1])}
 KERNEL = {"w": normal(4, 3, 3, 3)}
 
 
-def run(model, feed):
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feed)[0]
-
-
 def same(before, after, shape):
     feed = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
-    np.testing.assert_allclose(run(jq.to_model(after), feed), run(jq.to_model(before), feed), rtol=1e-5, atol=1e-5)
+    want = onnxruntime_outputs(jq.to_model(before), feed)[0]
+    np.testing.assert_allclose(
+        onnxruntime_outputs(jq.to_model(after), feed)[0], want, rtol=1e-5, atol=1e-5, strict=True
+    )
 
 
 class TestPads:
@@ -42,6 +40,17 @@ class TestPads:
         after = jq.prepare(before)
         assert ops(after) == ["AveragePool"] and after.nodes[0].attrs["count_include_pad"] == 1
         same(before, after, (1, 3, 8, 8))
+
+    def test_a_pool_without_its_kernel_is_left_to_whoever_evaluates_it(self):
+        nodes = [node("Pad", ["x", "p"], ["q"]), node("AveragePool", ["q"], ["y"])]
+        graph = jq.load(build(nodes, PADS, x=(1, 3, 8, 8)))
+        assert fuse_pads(graph) is graph
+
+    def test_axes_that_a_pad_names_stay(self):
+        pad = node("Pad", ["x", "p", "", "axes"], ["q"])
+        arrays = {"p": np.array([1, 2, 0, 1]), "axes": np.array([2, 3]), **KERNEL}
+        graph = jq.load(build([pad, node("Conv", ["q", "w"], ["y"])], arrays, x=(1, 3, 8, 8), opset=18))
+        assert fuse_pads(graph) is graph
 
     def test_every_conv_takes_them_and_others_keep_the_pad(self):
         nodes = [
@@ -96,6 +105,12 @@ class TestSlices:
         assert ops(after) == ["Slice"]
         same(before, after, (1, 3, 8, 8))
 
+    def test_numbers_that_are_no_vectors_stay(self):
+        numbers = {"a": np.array(1), "b": np.array(6), "two": np.array(2), "three": np.array(3)}
+        nodes = [node("Slice", ["x", "a", "b", "two"], ["s"]), node("Slice", ["s", "a", "b", "three"], ["y"])]
+        graph = jq.load(build(nodes, numbers, x=(1, 3, 8, 8)))
+        assert merge_slices(graph) is graph
+
     def test_along_the_same_axis_stay(self):
         nodes = [node("Slice", ["x", "a", "b", "two"], ["s"]), node("Slice", ["s", "a", "b", "other"], ["y"])]
         graph = jq.load(build(nodes, self.arrays(2), x=(1, 3, 8, 8)))
@@ -133,7 +148,20 @@ class TestProducts:
         before, after = self.rewritten("dynamic_matmul_to_gemm", ("N", 3, 8))
         assert after is before
 
-    @pytest.mark.parametrize("bias", [normal(1), normal(2, 5), normal(5, 1)[:2]], ids=lambda b: str(b.shape))
+    def test_nodes_have_names_of_their_own(self):
+        nodes = [
+            node("Relu", ["x"], ["r"], name="m_pre_reshape"),
+            node("MatMul", ["r", "w"], ["m"]),
+            node("Add", ["m", "b"], ["y"]),
+        ]
+        before = jq.load(build(nodes, self.ARRAYS, x=(2, 3, 8)))
+        after = STRUCTURE["matmul_to_gemm"](before)
+        assert len({n.name for n in after.nodes}) == len(after.nodes) == 4
+        same(before, after, (2, 3, 8))
+
+    @pytest.mark.parametrize(
+        "bias", [normal(1), normal(2, 5), normal(5, 1)[:2], normal(1, 1, 5)], ids=lambda b: str(b.shape)
+    )
     def test_other_sums_stay(self, bias):
         before, after = self.rewritten("matmul_to_gemm", (2, 8), bias=bias)
         assert after is before

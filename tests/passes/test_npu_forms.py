@@ -87,8 +87,9 @@ class TestLeakyRelu:
         model = build([node("LeakyRelu", ["x"], ["y"])])
         formed("leaky_relu_alpha", model, lambda x: np.where(x < 0, x * 3 / 256, x))
 
-    def test_alpha_in_256ths_is_left(self) -> None:
-        graph = load(build([node("LeakyRelu", ["x"], ["y"], alpha=0.25)]))
+    @pytest.mark.parametrize("alpha", [0.25, np.nan, np.inf])
+    def test_alpha_in_256ths_or_not_finite_is_left(self, alpha: float) -> None:
+        graph = load(build([node("LeakyRelu", ["x"], ["y"], alpha=alpha)]))
         assert FORMS["leaky_relu_alpha"](graph) is graph
 
 

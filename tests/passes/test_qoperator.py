@@ -20,10 +20,9 @@ from jq.onnx_write import to_model
 from jq.passes.clean import remove_unused
 from jq.passes.qoperator import to_qoperator
 from jq.trace import trace
-from tests.conftest import onnxruntime_outputs
+from tests.conftest import SHARED, onnxruntime_outputs
 from tests.passes.models import node, ops
 
-SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 MS = "com.microsoft"
 U8, S8, U16 = np.uint8, np.int8, np.uint16
 Grid = tuple[Any, Any]  # scale and zero point, of the type of the codes

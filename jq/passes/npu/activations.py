@@ -10,7 +10,7 @@ import numpy as np
 from jq.graph import Graph, Node
 from jq.passes.edit import fresh
 from jq.passes.npu.edits import Applies, candidates, everywhere, multiply, substitute
-from jq.registry import defaults
+from jq.registry import attributes
 
 _SIXTH = float(np.float32(1 / 6))
 _HARD_SIGMOID = {"alpha": _SIXTH, "beta": 0.5}
@@ -46,9 +46,8 @@ def leaky_relu_alpha(graph: Graph, applies: Applies = everywhere) -> Graph:
     optimizations found anything to change in the model.
     """
     nodes: dict[Node, Node | None] = {}
-    default = defaults("LeakyRelu", "", graph.opset()).get("alpha", 0.01)
     for node in candidates(graph, applies, "LeakyRelu"):
-        alpha = node.attrs.get("alpha", default)
+        alpha = attributes(graph, node)["alpha"]
         if math.isfinite(alpha) and (held := chips_slope(alpha)) != alpha:
             nodes[node] = node.replace(attrs={**node.attrs, "alpha": held})
     return graph.edit(nodes) if nodes else graph
@@ -75,9 +74,9 @@ def sigmoid_to_hard_sigmoid(graph: Graph, applies: Applies = everywhere) -> Grap
 def hard_sigmoid_factor(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with each HardSigmoid of slope 1/6 multiplied by what the chip has for 1/6, over 1/6."""
     found = candidates(graph, applies, "HardSigmoid")
-    return multiply(graph, {n: _FACTOR for n in found if _is_chips(n)})
+    return multiply(graph, {n: _FACTOR for n in found if _is_chips(graph, n)})
 
 
-def _is_chips(node: Node) -> bool:
-    alpha, beta = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
-    return abs(alpha - 1 / 6) < _NEAR and abs(beta - 0.5) < _NEAR
+def _is_chips(graph: Graph, node: Node) -> bool:
+    attrs = attributes(graph, node)
+    return abs(attrs["alpha"] - 1 / 6) < _NEAR and abs(attrs["beta"] - 0.5) < _NEAR

@@ -40,7 +40,9 @@ def _fused(graph: Graph, applies: Applies, *, rows_known: bool) -> Graph:
         known = all(isinstance(d, int) for d in shape)
         if bias is None or bias.size != weight.shape[1] or bias.shape[-1:] != weight.shape[1:]:
             continue
-        if bias.ndim > len(shape) or known != rows_known or (len(shape) > 2 and not known):  # more dims than the product
+        if (
+            bias.ndim > len(shape) or known != rows_known or (len(shape) > 2 and not known)
+        ):  # more dims than the product
             continue
         product, output = node.outputs[0], add.outputs[0]
         names = [fresh(f"{product}_{part}", taken) for part in ("weight", "bias")]
@@ -48,7 +50,9 @@ def _fused(graph: Graph, applies: Applies, *, rows_known: bool) -> Graph:
         label = fresh(product, named)
         gemm = Node("Gemm", (node.inputs[0], *names), (output,), {"alpha": 1.0, "beta": 1.0, "transB": 1}, label)
         nodes[node] = ()
-        nodes[add] = (gemm,) if len(shape) == 2 else _between_reshapes(gemm, product, shape, weight, arrays, taken, named)
+        nodes[add] = (
+            (gemm,) if len(shape) == 2 else _between_reshapes(gemm, product, shape, weight, arrays, taken, named)
+        )
     return substitute(graph, nodes, arrays)
 
 
