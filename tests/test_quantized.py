@@ -8,6 +8,7 @@ import functools
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -409,6 +410,8 @@ ODD = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_what_a_plan_cannot_say_stays_and_stays_right(case):
+    if case == "scales of another type" and tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31):
+        pytest.skip("older onnxruntime divides in float16, where ties fall otherwise")
     nodes, outputs, planned, stays, *arrays = ODD[case]
     graph, plan = checked(built(nodes, outputs.split(), **dict(*arrays)), FEEDS)
     assert set(plan) == {*planned.split()}

@@ -454,7 +454,6 @@ _RULES: Mapping[str, Callable[[_Site], _Made | None]] = {
     "MaxPool": _max_pool,
     "Pad": _pad,
     "Resize": _resize,
-    "DepthToSpace": functools.partial(_move, since=11, types=_BYTES),
-    "SpaceToDepth": functools.partial(_move, types=_BYTES),
+    "DepthToSpace": functools.partial(_move, since=11, types=frozenset({_UINT8})),  # int8 came after onnxruntime 1.26
     **dict.fromkeys(("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Gather", "Slice", "Split"), _move),
 }
