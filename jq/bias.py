@@ -10,6 +10,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.plan import Plan
+from jq.registry import lookup
 from jq.stats import Stats
 
 
@@ -30,7 +31,8 @@ def correct_biases(graph: Graph, plan: Plan, stats: Stats) -> Graph:
 
 def output_shift(graph: Graph, plan: Plan, stats: Stats, node: Node) -> np.ndarray | None:
     """What rounding its weight adds to each output channel of a node on average; None where it cannot be taken back."""
-    if node.op_type not in ("Conv", "Gemm") or node.domain or len(node.inputs) < 3:
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None or entry.quant.of_means is None or len(node.inputs) < 3:
         return None
     x, weight, bias = node.inputs[:3]
     known = x in stats.tensors and stats.tensors[x].get("means") and weight in plan.weights and bias in graph.params
@@ -39,12 +41,5 @@ def output_shift(graph: Graph, plan: Plan, stats: Stats, node: Node) -> np.ndarr
     seen = stats.rows(x, "means")
     mean = seen["total"] / np.maximum(seen["count"], 1)
     array = graph.params[weight]
-    rounding = plan.weights[weight].given_back(array) - array.astype(np.float64)
-    if node.op_type == "Gemm":
-        rounding = rounding if node.attrs.get("transB", 0) else rounding.T
-        shift = node.attrs.get("alpha", 1.0) * (rounding @ mean)
-    else:
-        groups = node.attrs.get("group", 1)
-        by_group = rounding.reshape(groups, -1, array.shape[1], np.prod(array.shape[2:], dtype=int)).sum(-1)
-        shift = np.einsum("goi,gi->go", by_group, mean.reshape(groups, -1)).reshape(-1)
+    shift = entry.quant.of_means(plan.weights[weight].given_back(array) - array.astype(np.float64), mean, node.attrs)
     return shift if graph.params[bias].shape in (shift.shape, (1, *shift.shape)) else None

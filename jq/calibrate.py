@@ -141,11 +141,11 @@ def cuts_alone(graph: Graph, node: Node) -> bool:
 
 
 def linear_inputs(graph: Graph) -> tuple[str, ...]:
-    """The tensors that operators with a weight and a bias read, whose channels' means tell what rounding shifts."""
+    """The tensors that operators read whose channels' means tell what rounding of the weight shifts, with a bias."""
     found: dict[str, None] = {}
     for node in graph.nodes:
         entry = lookup(node, graph.opset(node.domain))
-        if entry is not None and entry.channels is not None and entry.quant.bias is not None:
+        if entry is not None and entry.quant.of_means is not None and len(node.inputs) > 2:
             found[node.inputs[0]] = None
     return tuple(found)
 

@@ -145,7 +145,7 @@ class _Links:
 
         def written(node: Node) -> str | None:
             name = node.outputs[0]
-            while name in inner and graph.producer[name].op_type != "Pad":
+            while name in inner and not _pads(graph, graph.producer[name]):
                 name = inner[name].outputs[0]
             return name if name in plan else None
 
@@ -173,6 +173,11 @@ class _Links:
         """The links with these tensors moving together."""
         first, *rest = dict.fromkeys(map(self.group, tensors))
         return dataclasses.replace(self, leader={**self.leader, **dict.fromkeys(rest, first)})
+
+
+def _pads(graph: Graph, node: Node) -> bool:
+    rule = rule_of(graph, node)
+    return rule is not None and rule.pads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,7 +80,7 @@ def absorbed(graph: Graph) -> dict[str, Node]:
             continue
         operands = [graph.arrays.get(i) for i in reader.inputs]
         activation = before.absorbs and after.absorbed and after.absorbed(reader.attrs, operands)
-        if activation or (after.pads and node.op_type == "Pad" and not node.domain):
+        if activation or (after.absorbs_pads and before.pads):
             found[output] = reader
     return found
 

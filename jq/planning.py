@@ -169,23 +169,13 @@ def _casts(graph: Graph, grid: Format, nodes: Mapping[str, Node]) -> dict[str, Q
         return {k: QParams(_ONE, _ZERO, grid) for k in nodes}
     ranked = {k: n for k, n in nodes.items() if (value := graph.values.get(k)) is None or value.shape != ()}
     return {
-        k: QParams(_ONE, _ZERO, grid, summed_axis(n, n.inputs.index(k) if k in n.inputs else 0))
+        k: QParams(_ONE, _ZERO, grid, summed_axis(graph, n, n.inputs.index(k) if k in n.inputs else 0))
         for k, n in ranked.items()
     }
 
 
-def summed_axis(node: Node, index: int) -> int:
-    """The axis of a node's input along which products are added up; the channels' where there are none.
-
-    >>> summed_axis(Node("MatMul", ("a", "b"), ("y",)), 1)
-    -2
-    """
-    match node.op_type:
-        case "MatMul":
-            return -1 if index == 0 else -2
-        case "Gemm" if index < 2:
-            transposed = node.attrs.get("transB" if index else "transA", 0)
-            return int(bool(transposed) == bool(index))
-        case "Softmax":
-            return int(node.attrs.get("axis", -1))
-    return 1
+def summed_axis(graph: Graph, node: Node, index: int) -> int:
+    """The axis of a node's input along which products are added up; the channels' where the op table names none."""
+    entry = lookup(node, graph.opset(node.domain))
+    summed = None if entry is None else entry.quant.summed
+    return 1 if summed is None else summed(node.attrs, index)

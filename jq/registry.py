@@ -53,6 +53,9 @@ class Context:
 Activation = Callable[[Mapping[str, Any], Sequence[Any]], bool]  # attributes and known operands -> whether
 
 
+OfMeans = Callable[[np.ndarray, np.ndarray, Mapping[str, Any]], np.ndarray]  # of weight, means and attributes
+
+
 @dataclasses.dataclass(frozen=True)
 class Quant:
     """How an operator is quantized: which of its tensors have a scale of their own, and whose they take over."""
@@ -63,8 +66,13 @@ class Quant:
     follows: bool = False  # quantized only where another operator quantizes its input
     absorbs: bool = False  # an activation that alone reads the output is computed on what is not yet rounded
     absorbed: Activation | None = None  # whether it is such an activation
-    pads: bool = False  # a Pad that it alone reads is part of it
+    pads: bool = False  # puts values around its first input
+    absorbs_pads: bool = False  # what pads its input for it alone is part of it
     bias: str | None = None  # the input parameter that is added to products, in an integer accumulator
+    summed: Callable[[Mapping[str, Any], int], int] | None = (
+        None  # attributes and input to the axis that is summed over
+    )
+    of_means: OfMeans | None = None  # what a weight makes of the channels' means: each output's mean
     when: Activation | None = None  # whether it is quantized at all
     since: int = 1  # the opset from which on it is
 

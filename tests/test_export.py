@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import jq
 from jq.export import explicit, quantized_graph
 from jq.passes.opset import with_opset
+from tests.conftest import onnxruntime_outputs
 
 node = helper.make_node
 
@@ -30,10 +31,7 @@ def built(nodes, shape, outputs, weights=(), opset=17):
 
 
 def run(model, x):
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"input": x})[0]
+    return onnxruntime_outputs(model, {"input": x})[0]
 
 
 def attributes(found):

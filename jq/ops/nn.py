@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jq.numerics import divide
 from jq.registry import Array, Context, Quant, astype, namespace, op
 
 _LINEAR = Quant(absorbs=True, bias="b")
+_PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2)
 _FARTHEST = 1 << 20  # pixels; beyond it lie damaged attributes, for which XLA's sizes and our tables overflow
 
 
@@ -57,7 +59,20 @@ def windows(
     return strides, dilations, tuple(found)
 
 
-@op("Conv", weight="w", layout="last", channels=lambda attrs: ("w", 0), quant=_LINEAR)
+def _conv_of_means(w: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+    """Where zeros pad an image, its border has less of it."""
+    groups = attrs.get("group", 1)
+    by_group = w.reshape(groups, -1, w.shape[1], math.prod(w.shape[2:])).sum(-1)
+    return np.einsum("goi,gi->go", by_group, means.reshape(groups, -1)).reshape(-1)
+
+
+@op(
+    "Conv",
+    weight="w",
+    layout="last",
+    channels=lambda attrs: ("w", 0),
+    quant=dataclasses.replace(_LINEAR, of_means=_conv_of_means),
+)
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     pads: Any, strides: Any, ctx: Context,
@@ -279,7 +294,7 @@ def _window_sums(x: Array, kernel: Sequence[int], strides: Sequence[int], dilati
     return kernels.sum_pool(x, kernel, strides, dilations, pads)
 
 
-@op("AveragePool", layout="last", quant=Quant(absorbs=True, pads=True))
+@op("AveragePool", layout="last", quant=Quant(absorbs=True, absorbs_pads=True))
 def average_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, count_include_pad: int = 0, dilations: Any, kernel_shape: Any,
     pads: Any, strides: Any,
@@ -320,7 +335,7 @@ def _spatial(x: Array) -> tuple[int, ...]:
     return tuple(range(1, x.ndim - 1))
 
 
-@op("GlobalAveragePool", layout="last", quant=Quant(absorbs=True, pads=True))
+@op("GlobalAveragePool", layout="last", quant=Quant(absorbs=True, absorbs_pads=True))
 def global_average_pool(x: Array) -> Array:
     total = jnp.sum(_wide(x), axis=_spatial(x), keepdims=True)
     return divide(total, jnp.asarray(math.prod(x.shape[1:-1]), total.dtype)).astype(x.dtype)
@@ -336,10 +351,20 @@ def global_lp_pool(x: Array, *, p: float) -> Array:
     return _root(jnp.sum(_power(x, p), axis=_spatial(x), keepdims=True), p).astype(x.dtype)
 
 
+def _gemm_summed(attrs: Mapping[str, Any], index: int) -> int:
+    if index > 1:
+        return -1
+    return int(bool(attrs.get("transB" if index else "transA", 0)) == bool(index))
+
+
+def _gemm_of_means(b: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+    return attrs.get("alpha", 1.0) * ((b if attrs.get("transB", 0) else b.T) @ means)
+
+
 @op(
     "Gemm",
     channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1),
-    quant=Quant(absorbs=True, bias="c"),
+    quant=Quant(absorbs=True, bias="c", summed=_gemm_summed, of_means=_gemm_of_means),
 )
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
     a, b = (a.T if transA else a), (b.T if transB else b)
@@ -359,7 +384,7 @@ def fused_gemm(
     return _activation(activation, y, [p for p in (activation_alpha, activation_beta) if p is not None])
 
 
-@op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=Quant(absorbs=True))
+@op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=_PRODUCT)
 def matmul(a: Array, b: Array) -> Array:
     return namespace(a, b).matmul(a, b)
 

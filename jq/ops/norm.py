@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -204,12 +204,16 @@ def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:
     return jnp.where(blind, jnp.nan, jax.nn.softmax(x, axes))
 
 
-@op("Softmax", since=13, layout=("axis",), bounds=(0.0, 1.0))
+def _own_axis(attrs: Mapping[str, Any], index: int) -> int:
+    return int(attrs.get("axis", -1))
+
+
+@op("Softmax", since=13, layout=("axis",), bounds=(0.0, 1.0), quant=Quant(summed=_own_axis))
 def softmax(x: Array, *, axis: int) -> Array:
     return _softmax(x, axis)
 
 
-@op("Softmax", bounds=(0.0, 1.0))
+@op("Softmax", bounds=(0.0, 1.0), quant=Quant(summed=_own_axis))
 def softmax_of_matrix(x: Array, *, axis: int) -> Array:
     return _softmax(x, _trailing(x, axis))
 

@@ -183,7 +183,7 @@ def slice_(
     return cut(x, {a: slice(b, e, s) for a, b, e, s in zip(*map(_ints, (axes, starts, ends, steps)), strict=False)})
 
 
-@op("Pad", static=("pads", "axes"), host=True, layout=("axes",))
+@op("Pad", static=("pads", "axes"), host=True, layout=("axes",), quant=Quant(pads=True))
 def pad(
     x: Array, pads: Any = None, constant_value: Array | None = None, axes: np.ndarray | None = None, *, mode: str,
     value: float = 0.0, paddings: Any = None,
