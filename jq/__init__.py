@@ -1,6 +1,6 @@
 """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
 
-from jq import zoo
+from jq import integer, zoo
 from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
@@ -54,6 +54,7 @@ __all__ = [
     "export",
     "fake_quant",
     "inspect",
+    "integer",
     "lint",
     "load",
     "make_plan",

@@ -184,7 +184,15 @@ def _grouped(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-u
 
 
 def conv_transpose(
-    x: jax.Array, w: jax.Array, *, strides: Ints, dilations: Ints, crops: Pads, group: int = 1, lowering: str = "cpu"
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    strides: Ints,
+    dilations: Ints,
+    crops: Pads,
+    group: int = 1,
+    lowering: str = "cpu",
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """Return the transposed convolution of x with w (*spatial, C / group, O), cropped at both ends.
 
@@ -192,17 +200,17 @@ def conv_transpose(
     """
     rank = x.ndim - 2
     if lowering == "cpu" and all(d == 1 for d in dilations):
-        y = _shuffled(x, w, tuple(strides), group)
+        y = _shuffled(x, w, tuple(strides), group, dtype)
     else:
         window = [(k - 1) * d for k, d in zip(w.shape[:rank], dilations, strict=True)]
         wide = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, s - 1) for s in strides), (0, 0, 0)])
         mirrored = jnp.flip(w, tuple(range(rank)))
-        pads = [(k, k) for k in window]
-        y = conv(wide, mirrored, strides=(1,) * rank, dilations=dilations, pads=pads, group=group, lowering=lowering)
+        options = {"pads": [(k, k) for k in window], "group": group, "lowering": lowering, "dtype": dtype}
+        y = conv(wide, mirrored, strides=(1,) * rank, dilations=dilations, **options)
     return lax.pad(y, jnp.zeros((), y.dtype), [(0, 0, 0), *((-lo, -hi, 0) for lo, hi in crops), (0, 0, 0)])
 
 
-def _shuffled(x, w, strides, group):  # type: ignore[no-untyped-def]
+def _shuffled(x, w, strides, group, dtype):  # type: ignore[no-untyped-def]
     """One dense convolution that makes all phases of the stride as channels, then interleaves them.
 
     No multiplication with the zeros that spreading x over the stride would insert.
@@ -216,7 +224,8 @@ def _shuffled(x, w, strides, group):  # type: ignore[no-untyped-def]
     w = w.reshape(*itertools.chain(*zip(count, strides, strict=True)), w.shape[-2], group, -1)
     w = jnp.transpose(w, (*range(0, 2 * rank, 2), 2 * rank, 2 * rank + 1, *range(1, 2 * rank, 2), 2 * rank + 2))
     w = jnp.flip(w, tuple(range(rank))).reshape(*count, w.shape[rank], -1)
-    y = conv(x, w, strides=(1,) * rank, dilations=(1,) * rank, pads=[(c - 1, c - 1) for c in count], group=group)
+    unit = (1,) * rank
+    y = conv(x, w, strides=unit, dilations=unit, pads=[(c - 1, c - 1) for c in count], group=group, dtype=dtype)
     size = y.shape[1:-1]
     depth = y.shape[-1] // (group * math.prod(strides))
     y = y.reshape(x.shape[0], *size, group, *strides, depth)

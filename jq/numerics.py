@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from jq.formats import Integer
 
 Array = Any  # numpy or jax
+Mode = Literal["half_even", "half_up", "half_away", "floor"]  # where a tie goes; up is towards plus infinity
 
 FINEST = -126  # the least exponent of a normal float32, below which devices flush to zero
 _LIMIT = 127  # of the exponents that the vendor's tools know
@@ -88,3 +89,111 @@ def fake_quant(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Arra
     Array([ 0.25, -9.  ], dtype=float32)
     """
     return rounded((codes(x, scale, zero_point, grid) - zero_point) * scale)
+
+
+# ---------------------------------------------------------------------------------------------
+# Integers alone
+# ---------------------------------------------------------------------------------------------
+
+WIDEST = 1 << 30  # magnitude up to which int32 arithmetic here is exact
+_LIMB = 12  # bits; products of two limbs, and sums of a few, fit int32
+_LOW = (1 << _LIMB) - 1
+
+
+def round_shift(v: Array, shift: ArrayLike, mode: Mode) -> Array:
+    """Return round(v / 2**shift) of int32 within `WIDEST`; a negative shift multiplies, and saturates there.
+
+    >>> [int(round_shift(jnp.int32(-96), 6, mode)) for mode in ("half_up", "half_even", "half_away", "floor")]
+    [-1, -2, -2, -2]
+    """
+    shift = np.minimum(np.asarray(shift, np.int32), 31)
+    if np.any(shift < 0):
+        left = np.clip(-shift, 0, 30)
+        most = WIDEST >> left
+        v = lax.shift_left(jnp.clip(v, -most, most), jnp.broadcast_to(jnp.int32(left), v.shape))
+        shift = np.maximum(shift, 0)
+    if not np.any(shift):
+        return v
+    half = (1 << shift.astype(np.int64) >> 1).astype(np.int32)
+    match mode:
+        case "half_up":
+            v = v + half
+        case "half_even":
+            v = v + (np.maximum(half - 1, 0) + ((v >> shift) & np.minimum(half, 1)))
+        case "half_away":
+            v = v + (half - jnp.where(v < 0, np.minimum(half, 1), 0))
+    return v >> shift
+
+
+def round_divide(v: Array, divisor: int, mode: Mode) -> Array:
+    """Return round(v / divisor) of int32, for 0 < divisor <= `WIDEST`.
+
+    >>> [int(round_divide(jnp.int32(-9), 6, mode)) for mode in ("half_up", "half_even", "half_away", "floor")]
+    [-1, -2, -2, -2]
+    """
+    quotient = jnp.floor_divide(v, divisor)
+    if mode == "floor":
+        return quotient
+    twice = 2 * (v - quotient * divisor) - divisor  # of the remainder, less a half
+    match mode:
+        case "half_up":
+            rises = twice >= 0
+        case "half_even":
+            rises = (twice > 0) | ((twice == 0) & (quotient & 1 == 1))
+        case "half_away":
+            rises = (twice > 0) | ((twice == 0) & (v > 0))
+    return quotient + rises.astype(jnp.int32)
+
+
+def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode, zero: int = 0) -> Array:
+    """Return round(v * multiplier / 2**shift + zero) of int32 within `WIDEST`, exactly; saturates beyond int32.
+
+    The multiplier has 24 bits; multiplier and shift may be one per index of the last axis. The product of 54 bits is
+    held as high * 2**24 + low. `zero` decides which way a tie is even.
+
+    >>> int(round_product(jnp.int32(12345), 13314399, 32, "half_even"))
+    38
+    """
+    multiplier, shift = np.asarray(multiplier, np.int32), np.asarray(shift, np.int32)
+    if np.any((multiplier < 0) | (multiplier >> 2 * _LIMB > 0) | (shift < -6)):
+        raise ValueError(f"a factor of {multiplier} / 2**{shift} is no multiplier of 24 bits and a shift")
+    upper, lower = multiplier >> _LIMB, multiplier & _LOW
+    top, bottom = v >> _LIMB, v & _LOW
+    middle, base = top * lower, bottom * lower
+    carry = (middle & _LOW) + bottom * upper + (base >> _LIMB)
+    high = top * upper + (middle >> _LIMB) + (carry >> _LIMB)
+    low = ((carry & _LOW) << _LIMB) | (base & _LOW)
+
+    def within() -> Array:
+        """Where the last bit is one of `low`."""
+        right = np.minimum(shift, 24)
+        most = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
+        inside = (high >= -most) & (high <= most)
+        quotient = (jnp.clip(high, -most, most) << (24 - right)) + jnp.where(inside, low >> np.maximum(right, 0), 0)
+        rest = jnp.where(inside, low & ((1 << np.maximum(right, 0)) - 1).astype(np.int32), 0)
+        half = ((1 << np.maximum(right, 0)) >> 1).astype(np.int32)
+        return _rounded_pair(quotient, rest - half, half > 0, v, mode, zero)
+
+    def beyond() -> Array:
+        """Where it is one of `high`, so that `low` only tells a tie from what is above it."""
+        right = np.clip(shift - 24, 1, 31).astype(np.int64)
+        rest, half = high & ((1 << right) - 1).astype(np.int32), ((1 << right) >> 1).astype(np.int32)
+        return _rounded_pair(high >> right.astype(np.int32), rest - half + (low > 0), True, v, mode, zero)
+
+    near = shift <= 24
+    if near.all():
+        return within()
+    return jnp.where(near, within(), beyond()) if near.any() else beyond()
+
+
+def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: Mode, zero: int) -> Array:
+    """A quotient rounded: `above` has the sign of what is left of it less a half, if it has a fraction at all."""
+    if mode == "floor":
+        return quotient + zero
+    tie = {
+        "half_up": jnp.ones((), bool),
+        "half_even": (quotient + zero) & 1 == 1,
+        "half_away": v > 0,
+    }[mode]
+    rises = fraction & ((above > 0) | ((above == 0) & tie))
+    return quotient + rises.astype(jnp.int32) + zero

@@ -98,6 +98,8 @@ class Op:
         Callable[[Mapping[str, Any]], tuple[str, int]] | None
     )  # attributes to weight and its output channels' axis
     quant: Quant
+    moves: bool  # the outputs are elements of the first input, so that the rule serves its integers too
+    integer: Op | None  # the rule on integers with an exact scale
     inputs: tuple[str, ...]
     variadic: str | None
     attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
@@ -152,6 +154,7 @@ def op(
     bounds: tuple[float, float] | None = None,
     channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
     quant: Quant = _DEFAULT_QUANT,
+    moves: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
@@ -164,17 +167,12 @@ def op(
     `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
     gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
     attributes to its weight parameter and the axis along which that may have one scale per output channel, and
-    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. Names are checked
-    against ONNX's own schema.
+    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. A rule that `moves`
+    elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(rule).parameters.values()
-        inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        takes_context = "ctx" in keywords
-        keywords.pop("ctx", None)
+        inputs, variadic, keywords, takes_context = _signature(rule)
         named = [*static, *settled, *steering, *([weight] if weight else [])]
         _check_names(name, domain, since, {*inputs, variadic}, keywords, named)
         entry = Op(
@@ -193,6 +191,8 @@ def op(
             bounds=bounds,
             channels=channels,
             quant=quant,
+            moves=moves,
+            integer=None,
             inputs=inputs,
             variadic=variadic,
             attributes=keywords,
@@ -206,6 +206,53 @@ def op(
         return rule
 
     return register
+
+
+def integer(
+    *names: str, since: int = 1, domain: str = "", static: Sequence[str] = (), layout: Layout | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the integer rule of operators, beside their rule on floats.
+
+    Operands are `jq.integer.Fixed`, or the arrays of the graph where they are known; `ctx.target` is the chip. It
+    returns the exact result as a Fixed, or NotImplemented where there is none, and the node is computed in floats.
+    The layout is that of the float rule, if it does not state another.
+    """
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        inputs, variadic, keywords, takes_context = _signature(rule)
+        for name in names:
+            _check_names(name, domain, since, {*inputs, variadic}, keywords, static)
+            versions = _TABLE[domain, name]
+            for index, entry in enumerate(versions):
+                if entry.since < since:
+                    continue
+                own = dataclasses.replace(
+                    entry,
+                    rule=rule,
+                    static=frozenset(static),
+                    layout=entry.layout if layout is None else layout,
+                    inputs=inputs,
+                    variadic=variadic,
+                    attributes=keywords,
+                    takes_context=takes_context,
+                )
+                versions[index] = dataclasses.replace(entry, integer=own)
+        return rule
+
+    return register
+
+
+def _signature(rule: Callable[..., Any]) -> tuple[tuple[str, ...], str | None, dict[str, Any], bool]:
+    """The inputs of a rule, the one that takes all others, its attributes with their defaults, and whether it takes
+    the context.
+    """
+    parameters = inspect.signature(rule).parameters.values()
+    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    takes_context = "ctx" in keywords
+    keywords.pop("ctx", None)
+    return inputs, variadic, keywords, takes_context
 
 
 def _check_names(

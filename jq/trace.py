@@ -113,7 +113,7 @@ class Traced:
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any], plan: Quantizer | None = None) -> Any:
         """The outputs by name, and what was tapped if anything is; of fake-quantized tensors, with a plan."""
-        inputs = self._checked(inputs)
+        inputs = self.checked(inputs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, inputs, plan))):
             return self._evaluate(params, inputs, plan)
         known = {k: jax.tree.map(np.asarray, v) for k, v in inputs.items() if k in self.static_inputs or _has_text(v)}
@@ -175,7 +175,7 @@ class Traced:
         if plan is not None:
             scope |= {k: plan.fake_quant(k, v) for k, v in scope.items() if k in plan}
         size = sum(_nbytes(leaf) for leaf in jax.tree.leaves((params, inputs)))
-        reader = _Reader(self.lowering, self._steering, max(_LARGE, _GROWTH * size))
+        reader = Reader(self.lowering, self._steering, max(_LARGE, _GROWTH * size))
         tapped = {name: _tap(tap, scope[name]) for name, tap in self.taps.items() if name in scope}
         for node in self._nodes:
             reader.step(node, self.graph.opset(node.domain), scope)
@@ -188,7 +188,7 @@ class Traced:
         result = {name: layout.plain(_read(given if name in given else scope, name)) for name in self.outputs}
         return (result, tapped) if self.taps else result
 
-    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs, after names, types and shapes were compared with what the graph declares."""
         declared = {v.name: v for v in self.graph.inputs}
         for name in inputs.keys() - declared.keys():
@@ -242,7 +242,7 @@ class _Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
+class Reader:
     """Evaluates nodes in a scope."""
 
     lowering: str
@@ -323,7 +323,7 @@ def evaluate(node: Node, opset: int, arrays: Mapping[str, np.ndarray]) -> list[A
     """One node computed now, on arrays of the types that ONNX says: what it puts out, as numpy."""
     scope: Scope = dict(arrays)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        _Reader("native", frozenset(node.outputs), _LARGE).step(node, opset, scope)
+        Reader("native", frozenset(node.outputs), _LARGE).step(node, opset, scope)
         return [jax.tree.map(np.asarray, layout.plain(scope[name])) if name else None for name in node.outputs]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -15,7 +17,11 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError, UnsupportedOp
-from jq.registry import Array, Context, Quant, astype, namespace, op, schema
+from jq.formats import INT8
+from jq.integer.fixed import Fixed, Grid, Scale, exact, is_power_of_two, position, quantize
+from jq.integer.sums import aligned
+from jq.numerics import WIDEST
+from jq.registry import Array, Context, Quant, astype, integer, namespace, op, schema
 
 
 def _is_integer(x: Array) -> bool:
@@ -172,6 +178,59 @@ def mean(*data_0: Array) -> Array:
     return add_all(*data_0) / len(data_0)
 
 
+# ---------------------------------------------------------------------------------------------
+# Sums, products and extremes of integers
+# ---------------------------------------------------------------------------------------------
+
+
+@integer("Add", since=7)
+@integer("Sum")
+def integer_add(*data_0: Fixed, ctx: Context) -> Fixed:
+    return aligned(data_0, functools.partial(functools.reduce, operator.add), ctx.target)
+
+
+@integer("Sub", since=7)
+def integer_subtract(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+    return aligned((a, b), lambda parts: parts[0] - parts[1], ctx.target)
+
+
+@integer("Max")
+def integer_maximum(*data_0: Fixed, ctx: Context) -> Fixed:
+    return aligned(data_0, functools.partial(functools.reduce, jnp.maximum), ctx.target)
+
+
+@integer("Min")
+def integer_minimum(*data_0: Fixed, ctx: Context) -> Fixed:
+    return aligned(data_0, functools.partial(functools.reduce, jnp.minimum), ctx.target)
+
+
+@integer("Mul", since=7, static=("a", "b"))
+def integer_multiply(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+    """Of two tensors, or of one with a number, which may change the scale alone."""
+    if isinstance(a, Fixed) and isinstance(b, Fixed):
+        if not (a.is_codes and b.is_codes) or a.bound * b.bound >= WIDEST:
+            return NotImplemented
+        return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound)
+    x, number = (a, b) if isinstance(a, Fixed) else (b, a)
+    if np.size(number) != 1 or not isinstance(number, np.ndarray) or not number.dtype == np.float32 or x.waits:
+        return NotImplemented
+    factor = exact(number.reshape(()))
+    # Float32, where that is what is modelled, would round the product.
+    if factor <= 0 or (ctx.target.requantize == "float32" and not is_power_of_two(factor)):
+        return NotImplemented
+    return x.replace(scale=x.scale * factor, grid=None, array=x.integers(), zero=0)
+
+
+@integer("Neg")
+def integer_negative(x: Fixed) -> Fixed:
+    return NotImplemented if x.sticky else Fixed(-x.integers(), x.scale, x.bound, axis=x.axis)
+
+
+@integer("Abs")
+def integer_magnitude(x: Fixed) -> Fixed:
+    return NotImplemented if x.sticky else Fixed(jnp.abs(x.integers()), x.scale, x.bound, axis=x.axis)
+
+
 @op("Einsum")
 def einsum(*inputs: Array, equation: str) -> Array:
     return jnp.einsum(equation.replace(" ", ""), *inputs)
@@ -198,6 +257,16 @@ def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
     if min is not None:
         x = xp.maximum(x, xp.asarray(min, x.dtype))
     return x if max is None else xp.minimum(x, xp.asarray(max, x.dtype))
+
+
+@integer("Clip", static=("min", "max"))
+def integer_clip(x: Fixed, min: Array | None = None, max: Array | None = None) -> Fixed:
+    """Rounding keeps order, so the cut waits for it."""
+    ends = [None if end is None or not np.isfinite(end).all() else exact(np.reshape(end, ())) for end in (min, max)]
+    low, high = ends
+    if x.low is not None or x.high is not None or (low is not None and high is not None and low > high):
+        return NotImplemented
+    return x.replace(low=low, high=high)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -307,14 +376,50 @@ def relu(x: Array) -> Array:
     return jax.nn.relu(x)
 
 
+@integer("Relu")
+def integer_relu(x: Fixed) -> Fixed:
+    return NotImplemented if x.low is not None or x.high is not None else x.replace(low=Fraction(0))
+
+
 @op("LeakyRelu", layout="same", quant=Quant(absorbed=_always))
 def leaky_relu(x: Array, *, alpha: float) -> Array:
     return jnp.where(x < 0, alpha * x, x)
 
 
+@integer("LeakyRelu")
+def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: Context) -> Fixed:
+    return _sloped(x, exact(np.float32(alpha)), ctx.target.slope, ctx.target.slope_shift)
+
+
+def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -> Fixed:
+    """A slope of negative values waits for the rounding; a chip has a fixed one, or one of so many bits."""
+    if x.waits or x.sticky:
+        return NotImplemented
+    if fixed is not None:
+        held: Scale = fixed
+    elif shift is not None:
+        held = np.vectorize(lambda s: Fraction(round(s * 2**shift), 2**shift), otypes=[object])(slope)
+        held = held.item() if held.ndim == 0 else held
+    else:
+        held = slope
+    causes = x.causes | ({"constant"} if np.any(held != slope) else set())
+    return x.replace(slope=held, causes=causes)
+
+
 @op("PRelu", since=7, layout="same", quant=Quant(absorbed=_always))
 def prelu(x: Array, slope: Array) -> Array:
     return jnp.where(x < 0, slope * x, x)
+
+
+@integer("PRelu", since=7)
+def integer_prelu(x: Fixed, slope: Fixed, *, ctx: Context) -> Fixed:
+    """Slopes are known, one for all or one for each channel."""
+    if not isinstance(slope, Fixed) or slope.host is None or not isinstance(slope.scale, Fraction):
+        return NotImplemented
+    values = np.vectorize(lambda code: (int(code) - slope.zero) * slope.scale, otypes=[object])(slope.host)
+    if max(slope.array.shape[:-1], default=1) > 1 or np.any(values < 0):
+        return NotImplemented
+    return _sloped(x, values.item() if values.size == 1 else values.reshape(-1), None, ctx.target.slope_shift)
 
 
 @op("PRelu", quant=Quant(absorbed=_always))
@@ -358,9 +463,38 @@ def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
     return jnp.clip(alpha * x + beta, 0, 1)
 
 
+@integer("HardSigmoid")
+def integer_hard_sigmoid(x: Fixed, *, alpha: float, beta: float, ctx: Context) -> Fixed:
+    """The chip's, of slope 1/6: 1 is no upper end to it, the output's type is."""
+    if ctx.target.hard_sigmoid is None or not _is_sixth({"alpha": alpha, "beta": beta}, ()):
+        return NotImplemented
+    return _chips_hard_sigmoid(x, *ctx.target.hard_sigmoid)
+
+
+def _chips_hard_sigmoid(x: Fixed, multiplier: int, shift: int) -> Fixed:
+    if not x.is_codes or not x.is_dyadic or not 0 <= position(x.scale) <= 15:
+        return NotImplemented
+    three = 3 * multiplier << position(x.scale)
+    y = jnp.maximum(multiplier * x.integers() + three, 0)
+    return Fixed(y, x.scale / 2**shift, multiplier * x.bound + three, causes=frozenset({"constant"}))
+
+
 @op("HardSwish", layout="same")
 def hard_swish(x: Array) -> Array:
     return x * jnp.clip(x * (1 / 6) + 0.5, 0, 1)
+
+
+@integer("HardSwish")
+def integer_hard_swish(x: Fixed, *, ctx: Context) -> Fixed:
+    """The chip rounds the hard sigmoid to int8 at position 7, and the product with it once more."""
+    if ctx.target.hard_sigmoid is None:
+        return NotImplemented
+    gate = _chips_hard_sigmoid(x, *ctx.target.hard_sigmoid)
+    if gate is NotImplemented:
+        return NotImplemented
+    gate = quantize(gate, Grid(Fraction(1, 128), 0, INT8), ctx.target)
+    product = integer_multiply(x, gate, ctx=ctx)
+    return product if product is NotImplemented else product.replace(causes=frozenset({"constant"}))
 
 
 @op("Softplus", layout="same")

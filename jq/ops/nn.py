@@ -15,8 +15,11 @@ from jax import lax
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
+from jq.integer.fixed import Fixed
+from jq.integer.means import average
+from jq.integer.products import products
 from jq.numerics import divide
-from jq.registry import Array, Context, Quant, astype, namespace, op
+from jq.registry import Array, Context, Quant, astype, integer, namespace, op
 
 _LINEAR = Quant(absorbs=True, bias="b")
 _PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2)
@@ -83,6 +86,35 @@ def conv(
         x, w = _wide(x), _wide(w)
     y = kernels.conv(x, w, strides=strides, dilations=dilations, pads=pads, group=group, lowering=ctx.lowering)
     return (y if b is None else y + b).astype(dtype)
+
+
+@integer("Conv")
+def integer_conv(
+    x: Fixed, w: Fixed, b: Fixed | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
+    pads: Any, strides: Any, ctx: Context,
+) -> Fixed:  # fmt: skip
+    strides, dilations, pads = windows(x.array.shape[1:-1], w.array.shape[2:], strides, dilations, pads, auto_pad)
+
+    def multiply(image: Array, weight: Array, zero: int) -> Array:
+        image, border = _bordered(image, pads, zero)
+        window = {"strides": strides, "dilations": dilations, "pads": border, "group": group}
+        return kernels.conv(image, weight, lowering=ctx.lowering, dtype=_sum_type(image), **window)
+
+    kernel = layout.ordered(w.array, layout.weight_order(len(w.array.shape)))
+    ones = (*kernel.shape[:-1], group)
+    return products(x, w, b, multiply, kernel, ones, ctx.target, channel=0, summed=range(kernel.ndim - 1), groups=group)
+
+
+def _bordered(image: Array, pads: Any, zero: int) -> tuple[Array, Any]:
+    """An image of integers, padded if its padding is not with zeros, and the pads that are left."""
+    if not zero or not np.any(pads):
+        return image, pads
+    image = lax.pad(image, jnp.asarray(zero, image.dtype), [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)])
+    return image, ((0, 0),) * len(pads)
+
+
+def _sum_type(image: Array) -> Any:
+    return jnp.int32 if jnp.issubdtype(image.dtype, jnp.integer) else image.dtype
 
 
 def _wide(x: Array) -> Array:
@@ -164,13 +196,43 @@ def conv_transpose(
     strides, dilations, pads = windows(spatial, kernel, strides, dilations, explicit)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     cuts = _transposed_pads(spatial, reach, strides, pads, output_padding or (0,) * len(kernel), output_shape, auto_pad)
-    w = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)  # (group, C / group, O / group, *kernel)
-    w, dtype = jnp.moveaxis(w, (1, 0, 2), (-3, -2, -1)).reshape(*kernel, w.shape[1], -1), x.dtype
+    w, dtype = _transposed_weight(w, group), x.dtype
     if ctx.lowering == "cpu":
         x, w = _wide(x), _wide(w)
     options = {"strides": strides, "dilations": dilations, "crops": cuts, "group": group, "lowering": ctx.lowering}
     y = kernels.conv_transpose(x, w, **options)
     return (y if b is None else y + b).astype(dtype)
+
+
+def _transposed_weight(w: Array, group: int) -> Array:
+    """From ONNX's (C, O / group, *kernel) to (*kernel, C / group, O)."""
+    kernel = w.shape[2:]
+    w = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
+    return jnp.moveaxis(w, (1, 0, 2), (-3, -2, -1)).reshape(*kernel, w.shape[1], -1)
+
+
+@integer("ConvTranspose")
+def integer_conv_transpose(
+    x: Fixed, w: Fixed, b: Fixed | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
+    output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,
+) -> Fixed:  # fmt: skip
+    if x.zero or w.zero:  # what the crops extend, and the ends that few taps reach, would need their own sums
+        return NotImplemented
+    spatial, kernel = x.array.shape[1:-1], w.array.shape[2:]
+    explicit = None if auto_pad == "VALID" else pads
+    strides, dilations, pads = windows(spatial, kernel, strides, dilations, explicit)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    cuts = _transposed_pads(spatial, reach, strides, pads, output_padding or (0,) * len(kernel), output_shape, auto_pad)
+
+    def multiply(image: Array, weight: Array, zero: int) -> Array:
+        window = {"strides": strides, "dilations": dilations, "crops": cuts, "group": group}
+        return kernels.conv_transpose(image, weight, lowering=ctx.lowering, dtype=_sum_type(image), **window)
+
+    weight = _transposed_weight(w.array, group)
+    ones, summed = (*weight.shape[:-1], group), range(weight.ndim - 1)
+    return products(
+        x, w, b, multiply, weight, ones, ctx.target, channel=1, summed=summed, groups=group, transposed=True
+    )
 
 
 @op("DeformConv", layout="last")
@@ -250,7 +312,7 @@ def _argmax(x: Array, places: Sequence[np.ndarray], storage_order: int) -> Array
     return astype(found + images * math.prod(spatial), np.int64)
 
 
-@op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12))
+@op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12), moves=True)
 def max_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, pads: Any,
     storage_order: int = 0, strides: Any, ctx: Context,
@@ -323,6 +385,21 @@ def _root(x: Array, p: float) -> Array:
     return x if p == 1 else jnp.sqrt(x) if p == 2 else x ** (1 / p)
 
 
+@integer("AveragePool")
+def integer_average_pool(
+    x: Fixed, *, auto_pad: str, ceil_mode: int = 0, count_include_pad: int = 0, dilations: Any, kernel_shape: Any,
+    pads: Any, strides: Any, ctx: Context,
+) -> Fixed:  # fmt: skip
+    """The padding is counted, as the chip does and ONNX with `count_include_pad`; where it is not, there is no form."""
+    spatial = x.array.shape[1:-1]
+    _, _, stated = windows(spatial, kernel_shape, strides, dilations, pads, auto_pad)
+    strides, dilations, pads = _pool_windows(spatial, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    if pads != stated or (np.any(pads) and not count_include_pad):
+        return NotImplemented
+    total = _window_sums(x.integers(), kernel_shape, strides, dilations, pads)
+    return average(x, total, kernel_shape, ctx.target)
+
+
 @op("LpPool", layout="last")
 def lp_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, p: float, pads: Any, strides: Any
@@ -341,7 +418,14 @@ def global_average_pool(x: Array) -> Array:
     return divide(total, jnp.asarray(math.prod(x.shape[1:-1]), total.dtype)).astype(x.dtype)
 
 
-@op("GlobalMaxPool", layout="last")
+@integer("GlobalAveragePool")
+def integer_global_average_pool(x: Fixed, *, ctx: Context) -> Fixed:
+    total = jnp.sum(x.array, axis=_spatial(x.array), keepdims=True, dtype=jnp.int32)
+    window = x.array.shape[1:-1]
+    return average(x, total - x.zero * math.prod(window), window, ctx.target)
+
+
+@op("GlobalMaxPool", layout="last", moves=True)
 def global_max_pool(x: Array) -> Array:
     return jnp.max(x, axis=_spatial(x), keepdims=True)
 
@@ -375,6 +459,22 @@ def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: floa
     return y + (c if beta == 1 else c * jnp.asarray(beta, c.dtype))
 
 
+@integer("Gemm")
+def integer_gemm(
+    a: Fixed, b: Fixed, c: Fixed | None = None, *, alpha: float, beta: float, transA: int, transB: int, ctx: Context
+) -> Fixed:
+    if alpha != 1 or (c is not None and beta != 1):
+        return NotImplemented
+    a = a.replace(array=a.array.T) if transA else a
+    weight = b.array.T if transB else b.array
+    channel = 0 if transB else 1
+    return products(a, b, c, _dot, weight, (weight.shape[0], 1), ctx.target, channel=channel, summed=(0,))
+
+
+def _dot(a: Array, b: Array, zero: int) -> Array:
+    return jnp.matmul(a, b, preferred_element_type=_sum_type(a))
+
+
 @op("FusedGemm", domain="com.microsoft")
 def fused_gemm(
     a: Array, b: Array, c: Array | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,
@@ -387,6 +487,13 @@ def fused_gemm(
 @op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=_PRODUCT)
 def matmul(a: Array, b: Array) -> Array:
     return namespace(a, b).matmul(a, b)
+
+
+@integer("MatMul")
+def integer_matmul(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+    if min(a.array.ndim, b.array.ndim) < 2:
+        return NotImplemented
+    return products(a, b, None, _dot, b.array, (b.array.shape[-2], 1), ctx.target, channel=-1, summed=(-2,))
 
 
 @op("FusedMatMul", domain="com.microsoft")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.registry import Array, Context, Quant, op
+from jq.formats import INT16
+from jq.integer.fixed import Fixed, Grid, Table
+from jq.registry import Array, Context, Quant, integer, op
 
 
 def _stash(x: Array, stash_type: int = 1) -> Any:
@@ -216,6 +220,43 @@ def softmax(x: Array, *, axis: int) -> Array:
 @op("Softmax", bounds=(0.0, 1.0), quant=Quant(summed=_own_axis))
 def softmax_of_matrix(x: Array, *, axis: int) -> Array:
     return _softmax(x, _trailing(x, axis))
+
+
+_LANES = 16  # that the chip adds up apart
+
+
+@integer("Softmax", since=13)
+def integer_softmax(x: Fixed, *, axis: int, ctx: Context) -> Table:
+    """The chip's: exponentials without a maximum, their sum's reciprocal and the products in bfloat16."""
+    if not ctx.target.bfloat16_softmax or not x.is_codes or x.bound > 255:
+        return NotImplemented
+    low, high = x.span()
+    exponentials = np.exp(np.arange(low, high + 1).astype(np.float32) * np.float32(x.scale))
+    table = Table(x, exponentials.astype(ml_dtypes.bfloat16).astype(np.float32))
+    bits = _softmax_bits(jnp.moveaxis(table.look_up(table.values), axis, -1))
+    bits = jnp.moveaxis(bits, -1, axis)
+    every = np.arange(INT16.qmin, INT16.qmax + 1).astype(np.int16).view(ml_dtypes.bfloat16).astype(np.float32)
+    source = Fixed(bits, Fraction(1), 1 << 15, grid=Grid(Fraction(1), 0, INT16), causes=frozenset({"softmax"}))
+    return Table(source, every, in_bfloat16=True)
+
+
+@jax.jit
+def _softmax_bits(powers: Array) -> Array:
+    """The bits of bfloat16(e * (1 / sum of e)): 16 interleaved sums, then a tree, and a table of reciprocals."""
+    count = powers.shape[-1]
+    lanes = jnp.pad(powers, [(0, 0)] * (powers.ndim - 1) + [(0, -count % _LANES)])
+    lanes = jnp.moveaxis(lanes.reshape(*lanes.shape[:-1], -1, _LANES), -2, 0)
+    total, _ = lax.scan(lambda s, row: (s + row, None), jnp.zeros_like(lanes[0]), lanes)
+    while total.shape[-1] > 1:
+        half = total.shape[-1] // 2
+        total = total[..., :half] + total[..., half:]
+    upper = (lax.bitcast_convert_type(total, jnp.int32) + (1 << 15)) >> 16
+    exponent, mantissa = upper >> 7, upper & 127
+    reciprocals = np.array([(256 * (128 - m) + (128 + m)) // (2 * (128 + m)) for m in range(128)], np.int32)
+    inverse = ((253 - exponent) << 7) + jnp.asarray(reciprocals)[mantissa]
+    product = powers * lax.bitcast_convert_type(inverse << 16, jnp.float32)
+    bits = lax.bitcast_convert_type(product, jnp.int32)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # half to even
 
 
 @op("LogSoftmax", since=13, layout=("axis",))

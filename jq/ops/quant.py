@@ -7,6 +7,7 @@ them (see `numerics.divide` and `numerics.rounded`) is prevented, so that codes 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -17,11 +18,14 @@ from onnx import helper
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
+from jq.formats import INTEGERS
+from jq.integer.fixed import Fixed, Grid, Table, exact, quantize, quantize_real
 from jq.numerics import divide, rounded
 from jq.ops.nn import windows
-from jq.registry import Array, Context, op
+from jq.registry import Array, Context, integer, op
 
 _MS = "com.microsoft"
+_WORD = 16  # bits of an activation's integers at most
 _ROWS = (-2, -1)  # of a matrix
 
 
@@ -130,14 +134,55 @@ def dequantize_linear(
     return (x.astype(jnp.float32) * scale.astype(jnp.float32)).astype(dtype)
 
 
-@op("QuantizeLinear", domain=_MS, layout=("axis",))
-def ms_quantize_linear(x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1) -> Array:
-    return quantize_linear(x, y_scale, y_zero_point, axis=axis)
+def _grid(scale: Any, zero_point: Any, dtype: Any) -> Grid | None:
+    """One scale for a tensor of integers that a signed type of 16 bits holds, if that is what these are."""
+    found = INTEGERS.get(str(dtype))
+    if found is None or found.bits > _WORD or np.size(scale) != 1 or np.asarray(scale).dtype != np.float32:
+        return None
+    number = exact(np.reshape(scale, ()))
+    return Grid(number, 0 if zero_point is None else int(np.reshape(zero_point, ())), found) if number > 0 else None
 
 
-@op("DequantizeLinear", domain=_MS, layout=("axis",))
-def ms_dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1) -> Array:
-    return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
+@integer("QuantizeLinear", static=("y_scale", "y_zero_point"), layout="same")
+def integer_quantize_linear(
+    x: Any, y_scale: Any, y_zero_point: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    precision: int = 0, saturate: int = 1, ctx: Context,
+) -> Fixed:  # fmt: skip
+    """Where an integer program rounds; of floats, where it begins."""
+    dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8
+    if not isinstance(y_scale, np.ndarray) or isinstance(y_zero_point, jax.Array) or precision:
+        return NotImplemented
+    grid = _grid(y_scale, y_zero_point, dtype if y_zero_point is None else y_zero_point.dtype)
+    if grid is None:
+        return NotImplemented
+    if not isinstance(x, (Fixed, Table)):
+        return quantize_real(x, grid, ctx.target) if x.dtype == jnp.float32 else NotImplemented
+    found = quantize(x, grid, ctx.target)
+    return NotImplemented if found is None else found
+
+
+@integer("DequantizeLinear", static=("x_scale", "x_zero_point"), layout="same")
+def integer_dequantize_linear(
+    x: Any, x_scale: Any, x_zero_point: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    ctx: Context,
+) -> Fixed:  # fmt: skip
+    """The same integers, with what they stand for. Weights may have a scale per channel, and biases 32 bits."""
+    if not isinstance(x_scale, np.ndarray) or isinstance(x_zero_point, jax.Array) or block_size:
+        return NotImplemented
+    if not isinstance(x, Fixed) or x.grid is None or not x.coded:
+        return NotImplemented
+    if x.host is None:
+        grid = _grid(x_scale, x_zero_point, x.grid.codes)
+        known = grid is not None and grid.codes == x.grid.codes
+        return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False) if known else NotImplemented
+    zero = np.reshape(0 if x_zero_point is None else x_zero_point, -1).astype(np.int64) - x.grid.middle
+    scale = exact(x_scale.reshape(()) if x_scale.size == 1 else x_scale)
+    if np.any(zero != zero[0]) or np.ndim(scale) > 1 or not np.all(scale > 0):
+        return NotImplemented
+    most = int(np.abs(x.host.astype(np.int64) - zero[0]).max(initial=0))
+    along = None if isinstance(scale, Fraction) else axis % x.host.ndim
+    grid = Grid(Fraction(1) if isinstance(scale, np.ndarray) else scale, int(zero[0]) + x.grid.middle, x.grid.codes)
+    return x.replace(scale=scale, zero=int(zero[0]), bound=most, axis=along, grid=grid, coded=False)
 
 
 @op("DynamicQuantizeLinear")

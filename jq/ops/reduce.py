@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.registry import Array, astype, namespace, op
+from jq.integer.fixed import Fixed, Table
+from jq.integer.means import mean
+from jq.numerics import WIDEST
+from jq.registry import Array, Context, astype, integer, namespace, op
 
 
 def _axes(axes: Any, noop_with_empty_axes: int) -> tuple[int, ...] | None:
@@ -67,7 +71,7 @@ _REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def _reduction(name: str, function: Callable[..., Array]) -> None:
-    @op(name, static=("axes",), host=True, layout=("axes",))
+    @op(name, static=("axes",), host=True, layout=("axes",), moves=name in ("ReduceMax", "ReduceMin"))
     def rule(data: Array, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Array:
         reduced = function(namespace(data), data, axis=_axes(axes, noop_with_empty_axes), keepdims=bool(keepdims))
         return astype(reduced, data.dtype)
@@ -75,6 +79,29 @@ def _reduction(name: str, function: Callable[..., Array]) -> None:
 
 for _name, _function in _REDUCTIONS.items():
     _reduction(_name, _function)
+
+
+@integer("ReduceMean", static=("axes",))
+def integer_mean(
+    data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0, ctx: Context
+) -> Fixed | Table:
+    total, sizes = _integer_sum(data, axes, keepdims, noop_with_empty_axes)
+    return mean(data, total, sizes, ctx.target)
+
+
+@integer("ReduceSum", static=("axes",))
+def integer_sum(data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Fixed:
+    total, sizes = _integer_sum(data, axes, keepdims, noop_with_empty_axes)
+    bound = data.bound * math.prod(sizes)
+    return Fixed(total, data.scale, bound) if data.is_codes and bound < WIDEST else NotImplemented
+
+
+def _integer_sum(data: Fixed, axes: Any, keepdims: int, noop_with_empty_axes: int) -> tuple[Array, list[int]]:
+    """The sum of the integers without their zero point, and the sizes of the axes that are summed over."""
+    places = _axes(axes, noop_with_empty_axes)
+    sizes = [data.array.shape[a] for a in (range(data.array.ndim) if places is None else places)]
+    total = jnp.sum(data.array, places, dtype=jnp.int32, keepdims=bool(keepdims))
+    return total - data.zero * math.prod(sizes), sizes
 
 
 @op("ReduceLogSumExp", static=("axes",), layout=("axes",))

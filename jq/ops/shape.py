@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +14,9 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.registry import Array, Context, Quant, astype, namespace, op
+from jq.integer.fixed import Fixed, unchanged
+from jq.integer.sums import aligned
+from jq.registry import Array, Context, Quant, astype, integer, namespace, op
 
 _MOVES = Quant(shares=True)
 _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
@@ -32,50 +36,50 @@ def size(x: Array) -> np.ndarray:
     return np.asarray(np.size(x), np.int64)
 
 
-@op("Identity", host=True, layout="same")
+@op("Identity", host=True, layout="same", moves=True)
 def identity(x: Any) -> Any:
     return x
 
 
-@op("Reshape", static=("shape",), host=True, quant=_MOVES)
+@op("Reshape", static=("shape",), host=True, quant=_MOVES, moves=True)
 def reshape(x: Array, shape: np.ndarray, *, allowzero: int = 0) -> Array:
     return x.reshape([x.shape[i] if d == 0 and not allowzero else int(d) for i, d in enumerate(shape)])
 
 
-@op("Flatten", host=True, quant=_MOVES)
+@op("Flatten", host=True, quant=_MOVES, moves=True)
 def flatten(x: Array, *, axis: int) -> Array:
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-@op("Transpose", host=True, quant=_MOVES)
+@op("Transpose", host=True, quant=_MOVES, moves=True)
 def transpose(x: Array, *, perm: Any = None) -> Array:
     return namespace(x).transpose(x, perm)
 
 
-@op("Squeeze", static=("axes",), host=True, quant=_MOVES)
+@op("Squeeze", static=("axes",), host=True, quant=_MOVES, moves=True)
 def squeeze(x: Array, axes: np.ndarray | None = None) -> Array:
     return namespace(x).squeeze(x, None if axes is None else _ints(axes))
 
 
-@op("Unsqueeze", static=("axes",), host=True, quant=_MOVES)
+@op("Unsqueeze", static=("axes",), host=True, quant=_MOVES, moves=True)
 def unsqueeze(x: Array, axes: np.ndarray) -> Array:
     return namespace(x).expand_dims(x, _ints(axes))
 
 
-@op("Expand", static=("shape",), host=True)
+@op("Expand", static=("shape",), host=True, moves=True)
 def expand(x: Array, shape: np.ndarray) -> Array:
     return namespace(x).broadcast_to(x, np.broadcast_shapes(x.shape, _ints(shape)))
 
 
-@op("Tile", static=("tiles", "axis"), host=True)
+@op("Tile", static=("tiles", "axis"), host=True, moves=True)
 def tile_one_axis(x: Array, tiles: np.ndarray, axis: np.ndarray) -> Array:
     repeats = [1] * x.ndim
     repeats[int(axis.item())] = int(tiles.item())
     return namespace(x).tile(x, repeats)
 
 
-@op("Tile", since=6, static=("repeats",), host=True)
+@op("Tile", since=6, static=("repeats",), host=True, moves=True)
 def tile(x: Array, repeats: np.ndarray) -> Array:
     times = _ints(repeats)
     _believe(namespace(x), (*x.shape, *times))
@@ -146,7 +150,16 @@ def concat(*xs: Array, axis: int | None = None) -> Array:
     return namespace(*xs).concatenate(xs, 1 if axis is None else axis)  # opset 1 had a default
 
 
-@op("Split", static=("split",), host=True, layout=("axis",), quant=_MOVES)
+@integer("Concat")
+def integer_concat(*xs: Fixed, axis: int | None = None, ctx: Context) -> Fixed:
+    """On one grid: that of all of them, or the finest."""
+    if all(isinstance(x, Fixed) and x.is_codes and unchanged(x, xs[0].grid) for x in xs):
+        return xs[0].replace(array=concat(*(x.array for x in xs), axis=axis), host=None)
+    # Data that moves is shifted without guard bits.
+    return aligned(xs, lambda parts: concat(*parts, axis=axis), dataclasses.replace(ctx.target, add_guard=None))
+
+
+@op("Split", static=("split",), host=True, layout=("axis",), quant=_MOVES, moves=True)
 def split(
     x: Array, split: np.ndarray | None = None, *, axis: int | None = None, num_outputs: int | None = None, ctx: Context
 ) -> tuple[Array, ...]:  # fmt: skip
@@ -173,7 +186,7 @@ def cut(x: Array, slices: dict[int, slice]) -> Array:
     return x[tuple(index)]
 
 
-@op("Slice", static=("starts", "ends", "axes", "steps"), host=True, layout=("axes",))
+@op("Slice", static=("starts", "ends", "axes", "steps"), host=True, layout=("axes",), moves=True)
 def slice_(
     x: Array, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None, steps: np.ndarray | None = None
 ) -> Array:  # fmt: skip
@@ -208,6 +221,24 @@ def pad(
     return xp.pad(x, widths, constant_values=fill if x.dtype == object else xp.asarray(fill, x.dtype))
 
 
+@integer("Pad", static=("pads", "constant_value", "axes"))
+def integer_pad(
+    x: Fixed, pads: Any = None, constant_value: Array | None = None, axes: np.ndarray | None = None, *, mode: str,
+    value: float = 0.0, paddings: Any = None,
+) -> Fixed:  # fmt: skip
+    """What is put around must be one of the integers; an activation that waits must leave it."""
+    fill = value if constant_value is None or np.size(constant_value) == 0 else np.asarray(constant_value).item()
+    if not isinstance(x.scale, Fraction) or not math.isfinite(fill):
+        return NotImplemented
+    code = Fraction(fill) / x.scale + x.zero
+    low, high = (-x.bound, x.bound) if x.grid is None else x.grid.ends
+    kept = not x.waits or fill == 0
+    if mode == "constant" and (code.denominator != 1 or not low <= code <= high or not kept):
+        return NotImplemented
+    held = np.asarray(int(code) if mode == "constant" else 0, x.array.dtype)
+    return x.replace(array=pad(x.array, pads, held, axes, mode=mode, paddings=paddings))
+
+
 @op("CenterCropPad", static=("shape",), host=True)
 def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
     """What is over or missing is halved; the odd one goes to the end."""
@@ -226,7 +257,7 @@ def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Gather", host=True, quant=Quant(inputs=("x",), shares=True))
+@op("Gather", host=True, quant=Quant(inputs=("x",), shares=True), moves=True)
 def gather(x: Array, indices: Array, *, axis: int) -> Array:
     """Indices outside of the axis are an error where they are known, else clamped."""
     if namespace(x, indices) is np:
@@ -387,7 +418,7 @@ def reverse_sequence(x: Array, sequence_lens: Array, *, batch_axis: int, time_ax
     return jnp.moveaxis(y, (0, 1), (batch_axis, time_axis))
 
 
-@op("DepthToSpace", layout="last")
+@op("DepthToSpace", layout="last", moves=True)
 def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, h, w, c = x.shape
     b, depth = blocksize, c // blocksize**2
@@ -398,7 +429,7 @@ def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     return x.reshape(n, h * b, w * b, depth)
 
 
-@op("SpaceToDepth", layout="last")
+@op("SpaceToDepth", layout="last", moves=True)
 def space_to_depth(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, h, w, c = x.shape
     b = blocksize

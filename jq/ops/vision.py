@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -15,8 +16,11 @@ import numpy as np
 from jax import lax
 
 from jq.errors import ModelError
+from jq.integer.fixed import FLOAT32_BITS, Fixed
+from jq.integer.target import Target
+from jq.numerics import round_shift
 from jq.ops.shape import take_known
-from jq.registry import Array, Quant, op
+from jq.registry import Array, Context, Quant, integer, op
 
 # ---------------------------------------------------------------------------------------------
 # Resize: per axis, a table of the places it reads and their weights, made while tracing
@@ -79,6 +83,69 @@ def resize(
         if crop and outside.any():
             x = jnp.where(_along(outside, x.ndim, axis), jnp.asarray(extrapolation_value, x.dtype), x)
     return _saturated(x, kind)
+
+
+_EXACT_BITS = 8  # of weights that a float reading interpolates with exactly
+
+
+@integer("Resize", since=11, static=("roi", "scales", "sizes"))
+def integer_resize(
+    x: Fixed, roi: np.ndarray | None = None, scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *,
+    antialias: int | None = None, axes: Any = None, coordinate_transformation_mode: str, cubic_coeff_a: float,
+    exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str | None = None, mode: str,
+    nearest_mode: str, ctx: Context,
+) -> Fixed:  # fmt: skip
+    """The nearest elements; or bilinear, if the weights are exact in few bits or the chip has its own."""
+    if coordinate_transformation_mode == "tf_crop_and_resize" or antialias or exclude_outside or mode == "cubic":
+        return NotImplemented
+    rank = x.array.ndim
+    places = [int(a) % rank for a in (range(rank) if axes is None else axes)]
+    old = [x.array.shape[a] for a in places]
+    new, ratios = _sizes(old, scales, sizes, keep_aspect_ratio_policy)
+    rows: dict[int, np.ndarray] = {}
+    for axis, before, after, ratio in zip(places, old, new, ratios, strict=True):
+        if after != before or ratio != 1:
+            rows[axis] = _coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
+    if mode == "nearest":
+        return x.replace(array=functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
+    if x.waits or x.sticky or not isinstance(x.scale, Fraction):
+        return NotImplemented
+    spans = {a: _taps(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}
+    if ctx.target.lerp_bits is None:
+        return _interpolated(x, spans)
+    spatial = [a for a in range(rank) if a in spans]
+    return _chips_bilinear(x, [spans[a] for a in spatial], spatial, ctx.target) if len(spatial) == 2 else NotImplemented
+
+
+def _interpolated(x: Fixed, spans: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> Fixed:
+    """Exactly, along one axis after the other."""
+    for axis, (index, weights) in spans.items():
+        whole = weights * 2**_EXACT_BITS
+        if np.any(whole != np.rint(whole)):
+            return NotImplemented
+        used = 1 << max(0, _EXACT_BITS - int(np.log2(np.gcd.reduce(whole.astype(np.int64), axis=None))))
+        if x.bound * used >= 1 << FLOAT32_BITS:
+            return NotImplemented
+        array = _blended(x.integers(), axis, index, np.rint(weights * used).astype(np.int32))
+        x = Fixed(array, x.scale / used, x.bound * used)
+    return x
+
+
+def _blended(v: Array, axis: int, index: np.ndarray, weights: np.ndarray) -> Array:
+    parts = [take_known(v, axis, i) * _along(w, v.ndim, axis) for i, w in zip(index.T, weights.T, strict=True)]
+    return functools.reduce(operator.add, parts)
+
+
+def _chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], target: Target) -> Fixed:
+    """Weights of so many bits; rows first, rounded to 16 bits, then columns, which the output's rounding ends."""
+    if not x.is_codes or x.bound > 128:
+        return NotImplemented
+    v, one, spare = x.integers(), 1 << target.lerp_bits, 7  # of 16 bits, besides the 8 and the sign
+    for step, (axis, (index, weights)) in enumerate(zip(axes, spans, strict=True)):
+        v = _blended(v, axis, index, np.floor(weights * one + 0.5).astype(np.int32))
+        v = round_shift(v, target.lerp_bits - spare, target.rounding) if step == 0 else v
+    bits = target.lerp_bits + spare
+    return Fixed(v, x.scale / 2**bits, (x.bound + 1) << bits, causes=frozenset({"interpolation"}))
 
 
 def _sizes(old: Sequence[int], scales: Any, sizes: Any, policy: str | None) -> tuple[list[int], list[float]]:

@@ -14,7 +14,7 @@ from jq.registry import attributes
 
 _SIXTH = float(np.float32(1 / 6))
 _HARD_SIGMOID = {"alpha": _SIXTH, "beta": 0.5}
-_FACTOR = 2731 / 2**14 * 6  # the chip has 1/6 as 2731 / 2**14
+SIXTH_FACTOR = 2731 / 2**14 * 6  # the chip has 1/6 as 2731 / 2**14
 _NEAR = 1e-6  # exporters write 1/6 with more or fewer digits
 
 
@@ -74,7 +74,7 @@ def sigmoid_to_hard_sigmoid(graph: Graph, applies: Applies = everywhere) -> Grap
 def hard_sigmoid_factor(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with each HardSigmoid of slope 1/6 multiplied by what the chip has for 1/6, over 1/6."""
     found = candidates(graph, applies, "HardSigmoid")
-    return multiply(graph, {n: _FACTOR for n in found if _is_chips(graph, n)})
+    return multiply(graph, {n: SIXTH_FACTOR for n in found if _is_chips(graph, n)})
 
 
 def _is_chips(graph: Graph, node: Node) -> bool:

@@ -1,0 +1,392 @@
+"""What the integer reading passes from operator to operator: integers with an exact scale, not yet rounded.
+
+An operator's integer rule returns the exact result of its sums and products. A chip rounds where the model has a
+QuantizeLinear, once for whatever lies between two of them, and `quantize` is where that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jq.formats import Integer
+from jq.integer.target import Target
+from jq.layout import ChannelsLast
+from jq.numerics import WIDEST, Mode, divide, round_divide, round_product, round_shift, rounded
+
+Array = Any
+Scale = Fraction | np.ndarray  # exact; an array of Fractions has one for each index of the last axis
+
+FLOAT32_BITS = 24  # integers below 2**24 are exact in float32
+_SIGNIFICAND = 24
+LARGEST_TABLE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The integers of a tensor in the file: what they stand for is (code - zero_point) * scale."""
+
+    scale: Fraction
+    zero_point: int
+    codes: Integer
+
+    @property
+    def middle(self) -> int:
+        """What is subtracted from codes so that a signed type of the same width holds them."""
+        return 0 if self.codes.signed else self.codes.middle
+
+    @property
+    def zero(self) -> int:
+        """The zero point of the integers as they are held."""
+        return self.zero_point - self.middle
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the largest integer as they are held."""
+        return self.codes.qmin - self.middle, self.codes.qmax - self.middle
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The signed type that holds them."""
+        return np.dtype(np.int8 if self.codes.bits <= 8 else np.int16 if self.codes.bits <= 16 else np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fixed:
+    """Integers that stand for (array - zero) * scale, on which an activation may still wait.
+
+    What waits is first the slope of negative values, then the cut to [low, high], which commutes with rounding.
+    """
+
+    array: Any  # int8, int16 or int32, in whatever order it lies
+    scale: Scale
+    bound: int  # no |array - zero| is larger
+    zero: int = 0
+    grid: Grid | None = None  # of a tensor of the file
+    axis: int | None = None  # of a scale per channel: ONNX's of a weight, else the last one of the array
+    slope: Scale | None = None
+    low: Fraction | None = None
+    high: Fraction | None = None
+    host: np.ndarray | None = None  # the integers of a weight, for bounds
+    coded: bool = False  # the file has the integers themselves in this place, not what they stand for
+    entry: bool = False  # quantized where it came in
+    sticky: bool = False  # the last two bits say only where between two integers it lies
+    finest: int = 1  # how many steps of the finest grid, on which float32 would add, one of these integers has
+    causes: frozenset[str] = frozenset()  # why this may not be what exact arithmetic on the model gives
+    magnitude: Callable[[], Array] | None = None  # the sum of the absolute products, which bounds partial sums
+
+    @property
+    def waits(self) -> bool:
+        """Whether an activation waits for the rounding."""
+        return self.slope is not None or self.low is not None or self.high is not None
+
+    @property
+    def is_codes(self) -> bool:
+        """Whether these are the integers of a tensor with one scale, nothing waiting."""
+        return self.grid is not None and not self.waits and not self.coded and isinstance(self.scale, Fraction)
+
+    @property
+    def is_dyadic(self) -> bool:
+        """Whether the one scale is a power of two."""
+        return isinstance(self.scale, Fraction) and is_power_of_two(self.scale)
+
+    def replace(self, **changes: Any) -> Fixed:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def integers(self) -> Array:
+        """The integers without their zero point, as int32."""
+        wide = self.array.astype(jnp.int32)
+        return wide - self.zero if self.zero else wide
+
+    def span(self) -> tuple[int, int]:
+        """The least and the largest integer without the zero point."""
+        if self.grid is None:
+            return -self.bound, self.bound
+        low, high = self.grid.ends
+        return low - self.zero, high - self.zero
+
+    def real(self) -> Array:
+        """What the integers stand for, as float32."""
+        value = _dequantize(self.integers(), _float32(self.scale))
+        if self.slope is not None:
+            value = jnp.where(value < 0, value * _float32(self.slope), value)
+        if self.low is not None:
+            value = jnp.maximum(value, np.float32(self.low))
+        return value if self.high is None else jnp.minimum(value, np.float32(self.high))
+
+    def table(self) -> Table | None:
+        """The same as a function of the integers, if they are few enough."""
+        low, high = self.span()
+        if high - low >= LARGEST_TABLE or not isinstance(self.scale, Fraction) or self.sticky or self.coded:
+            return None
+        values = np.arange(low, high + 1).astype(np.float32) * np.float32(self.scale)
+        if isinstance(self.slope, np.ndarray):
+            return None
+        if self.slope is not None:
+            values = np.where(values < 0, values * np.float32(self.slope), values)
+        values = np.clip(values, *(None if end is None else np.float32(end) for end in (self.low, self.high)))
+        return Table(self.replace(host=None, slope=None, low=None, high=None), values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A function of integers, in float32 as the model computes it: one value for each integer that there can be."""
+
+    source: Fixed
+    values: np.ndarray
+    in_bfloat16: bool = False  # rounded as the chip's softmax ends: a half added in bfloat16, the fraction dropped
+
+    @property
+    def array(self) -> Any:
+        """The integers that it is a function of."""
+        return self.source.array
+
+    def replace(self, **changes: Any) -> Table:
+        """A copy with other integers, or other values."""
+        return dataclasses.replace(self, source=self.source.replace(**changes))
+
+    def look_up(self, entries: np.ndarray) -> Array:
+        """One of the entries for each integer of the source."""
+        index = self.source.integers() - self.source.span()[0]
+        return jnp.asarray(entries).at[index].get(mode="promise_in_bounds")
+
+    def nearest(self, grid: Grid, mode: Mode) -> np.ndarray:
+        """The values on a grid, rounded; NaN is below all others, as in onnxruntime."""
+        with np.errstate(all="ignore"):
+            scaled = np.nan_to_num(np.asarray(self.values, np.float32) / np.float32(grid.scale), nan=-np.inf)
+            if self.in_bfloat16:
+                return np.trunc((scaled + np.float32(0.5)).astype(ml_dtypes.bfloat16).astype(np.float32))
+        return _nearest(scaled, mode)
+
+    def real(self) -> Array:
+        """The values."""
+        return self.look_up(self.values)
+
+
+# ---------------------------------------------------------------------------------------------
+# Exact numbers
+# ---------------------------------------------------------------------------------------------
+
+
+def is_power_of_two(number: Fraction) -> bool:
+    """Whether a positive number is one.
+
+    >>> is_power_of_two(Fraction(1, 8)), is_power_of_two(Fraction(3, 8))
+    (True, False)
+    """
+    return number.numerator & (number.numerator - 1) == 0 == number.denominator & (number.denominator - 1)
+
+
+def position(scale: Fraction) -> int:
+    """The vendor's word for a power of two: scale = 2**-position."""
+    return scale.denominator.bit_length() - scale.numerator.bit_length()
+
+
+def exact(values: Any) -> Scale:
+    """Floats as exact numbers.
+
+    >>> exact(np.float32(0.75)), exact(np.float32([1, 0.5]))
+    (Fraction(3, 4), array([Fraction(1, 1), Fraction(1, 2)], dtype=object))
+    """
+    values = np.asarray(values)
+    if values.ndim == 0:
+        return Fraction(float(values))
+    return np.array([Fraction(float(v)) for v in values.reshape(-1)], object).reshape(values.shape)
+
+
+def round_fraction(number: Fraction, mode: Mode) -> int:
+    """The integer that a number is rounded to.
+
+    >>> round_fraction(Fraction(-3, 2), "half_up"), round_fraction(Fraction(-3, 2), "half_away")
+    (-1, -2)
+    """
+    below = number.numerator // number.denominator
+    rest = number - below
+    if mode == "floor" or rest < Fraction(1, 2):
+        return below
+    if rest > Fraction(1, 2):
+        return below + 1
+    return below + {"half_up": 1, "half_even": below & 1, "half_away": int(number > 0)}[mode]
+
+
+def _float32(scale: Scale) -> np.ndarray:
+    return np.asarray(scale).astype(np.float64).astype(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------
+# Rounding
+# ---------------------------------------------------------------------------------------------
+
+
+def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
+    """Return the integers of a tensor of the file; None if the target has no exact way to them."""
+    low, high = (np.clip(end, *grid.ends) for end in cut(x, grid, target))
+    if isinstance(x, Table):
+        entries = np.clip(x.nearest(grid, target.rounding) + grid.zero, low, high)
+        found: Array = x.look_up(entries.astype(grid.dtype))
+    else:
+        if unchanged(x, grid):
+            found = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
+        else:
+            rescaled = _rescaled(x, grid, target)
+            if rescaled is None:
+                return None
+            found = jnp.clip(rescaled, low, high).astype(grid.dtype)
+    low, high = grid.ends
+    return Fixed(found, grid.scale, max(grid.zero - low, high - grid.zero), grid.zero, grid, coded=True)
+
+
+def unchanged(x: Fixed, grid: Grid) -> bool:
+    """Whether the integers of a tensor are those of another one: at most cut."""
+    return x.grid is not None and x.grid.codes == grid.codes and (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
+
+
+def cut(x: Fixed | Table, grid: Grid, target: Target) -> tuple[int, int]:
+    """The ends of the interval that the activation which waits leaves, as integers of the grid."""
+    low, high = grid.ends
+    if isinstance(x, Table):
+        return low, high
+    if x.low is not None:
+        low = _end(x.low, grid, target)
+    if x.high is None:
+        return low, high
+    if target.relu6 is not None and (x.low, x.high) == (0, 6) and is_power_of_two(grid.scale):
+        return low, target.relu6 + grid.zero if position(grid.scale) <= target.relu6_position else high
+    return low, _end(x.high, grid, target)
+
+
+def _end(number: Fraction, grid: Grid, target: Target) -> int:
+    if target.requantize == "float32":
+        return int(np.clip(np.rint(np.float32(number) / np.float32(grid.scale)), -WIDEST, WIDEST)) + grid.zero
+    return round_fraction(number / grid.scale, target.rounding) + grid.zero
+
+
+def _nearest(values: np.ndarray, mode: Mode) -> np.ndarray:
+    match mode:
+        case "half_even":
+            return np.rint(values)
+        case "half_up":  # values are float32, so that a half can be added in float64
+            return np.floor(values.astype(np.float64) + 0.5)
+        case "half_away":
+            return np.copysign(np.floor(np.abs(values.astype(np.float64)) + 0.5), values)
+        case "floor":
+            return np.floor(values)
+
+
+def _rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
+    """The integers of the grid, before they saturate."""
+    v, ratio = x.integers(), x.scale / grid.scale
+    found = _multiplied(v, ratio, x, grid, target)
+    if x.slope is not None and found is not None:
+        below = _multiplied(v, ratio * x.slope, x, grid, target)
+        found = None if below is None else jnp.where(v < 0, below, found)
+    return found
+
+
+def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) -> Array | None:
+    """round(v * ratio) + zero, by the first form that is exact for the target."""
+    ratios = np.asarray(ratio).reshape(-1)
+    numerator = max(abs(r.numerator) for r in ratios)
+    dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
+    mode, zero = target.rounding, grid.zero
+    if x.bound >= WIDEST:
+        return None
+    if all(map(is_power_of_two, ratios)):
+        return round_shift(v, np.array([position(r) for r in ratios]).reshape(np.shape(ratio)), mode) + zero
+    if isinstance(ratio, Fraction) and 0 < numerator * x.bound < WIDEST:
+        # Float32, where that is what is modelled, has the product exactly too.
+        if dyadic and (target.requantize != "float32" or numerator * x.bound < 1 << FLOAT32_BITS):
+            return round_shift(v * numerator, ratio.denominator.bit_length() - 1, mode) + zero
+        if ratio.denominator <= WIDEST and target.requantize != "float32":
+            return round_divide(v * numerator, ratio.denominator, mode) + zero
+    if not all(ratios):
+        return jnp.full_like(v, zero)
+    if x.sticky or x.slope is not None and not isinstance(x.slope, Fraction) and target.requantize != "float32":
+        return None
+    if target.requantize == "float32":
+        return _float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
+    if isinstance(ratio, Fraction) and dyadic and 0 < ratio.numerator < 1 << _SIGNIFICAND:
+        return round_product(v, ratio.numerator, ratio.denominator.bit_length() - 1, mode) + zero
+    if target.requantize == "significand":
+        return by_significand(v, _float32_ratio(x, grid, ratio), zero)
+    return None
+
+
+def _float32_ratio(x: Fixed, grid: Grid, ratio: Scale) -> np.ndarray:
+    """The float32 factor: of the products' scale, itself rounded, over the output's; or as that times a slope."""
+    if x.slope is None:
+        return _float32(x.scale) / np.float32(grid.scale)
+    return _float32(ratio)
+
+
+def by_significand(v: Array, factor: np.ndarray, zero: int) -> Array:
+    """round(v * factor + zero), half to even, of the exact product with a float32 factor or one per channel.
+
+    >>> int(by_significand(jnp.int32(-777), np.float32(0.05), 0))
+    -39
+    """
+    return round_product(v, *significand(factor), "half_even", zero)
+
+
+def significand(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positive float32 numbers as m / 2**s, with m of 24 bits.
+
+    >>> [int(part) for part in significand(np.float32(0.0031))]
+    [13314399, 32]
+    """
+    fraction, exponent = np.frexp(np.asarray(factor, np.float32))
+    return (fraction * 2**_SIGNIFICAND).astype(np.int32), _SIGNIFICAND - exponent
+
+
+# What is done in float32 is done in functions of these names, so that a program can be searched for any other.
+FLOAT32_FORMS = ("_dequantize", "_quantize_real", "_float32_requantize", "_float32_region", "_float32_sums", "_softmax_bits")
+
+
+@jax.jit
+def _float32_requantize(v: Array, factor: Array, zero: Array) -> Array:
+    """As onnxruntime: the accumulator as float32, times the factor, rounded half to even."""
+    return jnp.clip(jnp.round(rounded(v.astype(jnp.float32) * factor)), -WIDEST, WIDEST).astype(jnp.int32) + zero
+
+
+@jax.jit
+def _dequantize(v: Array, scale: Array) -> Array:
+    return rounded(v.astype(jnp.float32) * scale)
+
+
+def quantize_real(x: Array, grid: Grid, target: Target) -> Fixed:
+    """The integers of a tensor of floats, where these come into a quantized region."""
+    moved = isinstance(x, ChannelsLast)
+    low, high = grid.ends
+    found = _quantize_real(x.array if moved else x, np.float32(grid.scale), target.rounding, low, high, grid.zero)
+    found = found.astype(grid.dtype)
+    bound = max(grid.zero - low, high - grid.zero)
+    return Fixed(ChannelsLast(found) if moved else found, grid.scale, bound, grid.zero, grid, coded=True, entry=True)
+
+
+def _quantize_real_(x: Array, scale: Array, mode: Mode, low: int, high: int, zero: int) -> Array:
+    value = divide(x, scale)
+    below = jnp.floor(value)
+    rest = value - below  # exact, as |value| < 2**24 wherever it does not saturate
+    match mode:
+        case "half_even":
+            near = jnp.round(value)
+        case "half_up":
+            near = below + (rest >= 0.5)
+        case "half_away":
+            near = below + ((rest > 0.5) | ((rest == 0.5) & (value > 0)))
+        case "floor":
+            near = below
+    # NaN becomes the lowest code, as in onnxruntime.
+    return jnp.where(near >= low - zero, jnp.minimum(near, high - zero), low - zero).astype(jnp.int32) + zero
+
+
+_quantize_real_.__name__ = "_quantize_real"
+_quantize_real = jax.jit(_quantize_real_, static_argnames=("mode", "low", "high", "zero"))

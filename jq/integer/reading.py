@@ -1,0 +1,267 @@
+"""Graph -> integer program: the third reading.
+
+A walk over a quantized graph in which integers pass from node to node as `Fixed`, exactly, and are rounded where a
+QuantizeLinear stands. Each operator's integer rule stands beside its float rule in the op table. Where it has none
+for the operands at hand, the node is computed in float32, as the model says, and listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jq import layout
+from jq.errors import Error, ModelError
+from jq.formats import INTEGERS
+from jq.graph import Graph, Node
+from jq.integer.fixed import Fixed, Grid, Table, exact
+from jq.integer.recognize import fused_grid
+from jq.integer.target import Target
+from jq.registry import Context, Op, defaults, lookup
+from jq.trace import Reader, demanded, evaluate
+
+Scope = dict[str, Any]
+Watch = Callable[[Node, Fixed | Table, Fixed], Any]  # a quantizer, what it rounds and what that becomes
+
+_LARGE = 1 << 33  # bytes of a tensor that is believed
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerContext(Context):
+    """What an integer rule may ask for."""
+
+    target: Target
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reading:
+    """A quantized graph as a chip computes it."""
+
+    graph: Graph
+    target: Target
+    lowering: str
+    floats: dict[Node, str] = dataclasses.field(default_factory=dict)  # computed in float32 when last traced, and why
+
+    def run(
+        self,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        *,
+        given: Mapping[str, Any] | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[dict[str, Any], dict[str, Fixed]]:
+        """The outputs, and the integers of each tensor of the file.
+
+        What is `given` replaces the integers that were computed for those who read them. `watch` sees each rounding.
+        """
+        graph = self.graph
+        scope: Scope = {**graph.constants, **graph.params, **params, **inputs}
+        scope |= {name: self._constant(name, value) for name, value in params.items() if _is_codes(graph.params[name])}
+        reader = Reader(self.lowering, demanded(graph, steering=True), _LARGE)
+        self.floats.clear()
+        found: dict[str, Fixed] = {}
+        for node in graph.nodes:
+            self._step(reader, node, scope)
+            result = scope[node.outputs[0]] if node.outputs and node.outputs[0] else None
+            if isinstance(result, Fixed) and _is_rounding(node):
+                name = node.outputs[0]
+                found[name] = result
+                if watch is not None and isinstance(source := scope[node.inputs[0]], (Fixed, Table)):
+                    watch(node, source, result)
+                if given is not None and name in given:
+                    scope[name] = held(given[name], result)
+        return {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}, found
+
+    def _constant(self, name: str, array: Any) -> Fixed:
+        host = centred(self.graph.params[name])
+        grid = Grid(exact(np.float32(1)), 0, INTEGERS[str(self.graph.params[name].dtype)])
+        bound = int(np.abs(host.astype(np.int64)).max(initial=0))
+        return Fixed(array, grid.scale, bound, 0, grid, host=host, coded=True)
+
+    def _step(self, reader: Reader, node: Node, scope: Scope) -> None:
+        opset = self.graph.opset(node.domain)
+        entry = lookup(node, opset)
+        values = [scope.get(name) if name else None for name in node.inputs]
+        integers = [v for v in values if isinstance(v, (Fixed, Table))]
+        if entry is not None and (integers or node.op_type == "QuantizeLinear"):
+            try:
+                result = self._integers(entry, node, opset, values, reader)
+            except Error as error:
+                raise type(error)(f"node {node.label!r} ({node.qualified}, opset {opset}): {error}") from error
+            if result is not NotImplemented:
+                results = result if isinstance(result, tuple) else (result,)
+                scope.update({name: r for name, r in zip(node.outputs, results, strict=False) if name})
+                return
+        if integers and node.op_type != "DequantizeLinear":
+            self.floats[node] = "no integer rule" if entry is None or not _has_rule(entry) else "no exact integer form"
+        inner = {**scope, **{name: self._outside(name, scope[name]) for name in node.reads() if name in scope}}
+        reader.step(node, opset, inner)
+        scope.update({name: inner[name] for name in node.outputs if name})
+        grid = fused_grid(self.graph, node)
+        if grid is not None:  # an integer operator of onnxruntime's, with its own float32 arithmetic
+            scope[node.outputs[0]] = wrapped(scope[node.outputs[0]], grid)
+
+    def _outside(self, name: str, value: Any) -> Any:
+        """What those see of integers who know of floats only."""
+        if not isinstance(value, (Fixed, Table)):
+            return value
+        if name in self.graph.arrays:
+            return self.graph.arrays[name]
+        array = value.array
+        inside = value.replace(array=getattr(array, "array", array))
+        seen = _in_file(inside, inside.array) if isinstance(value, Fixed) and value.coded else inside.real()
+        return seen if inside.array is array else dataclasses.replace(array, array=seen, **_unmoved(array))
+
+    def _integers(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
+        """The rule on integers, one that moves them, or a table; NotImplemented if there is none."""
+        result: Any = NotImplemented
+        if entry.moves and isinstance(values[0], (Fixed, Table)):
+            result = self._moved(entry, node, opset, values, reader)
+        elif entry.integer is not None:
+            result = self._ruled(entry.integer, node, opset, values)
+        if result is NotImplemented and entry.layout == "same" and len(node.outputs) == 1:
+            result = self._tabulated(node, opset, values)
+        return result
+
+    def _ruled(self, rule: Op, node: Node, opset: int, values: list[Any]) -> Any:
+        """The integer rule, on arrays in the order that it wants."""
+        static = set(rule.static_positions(len(values)))
+        known = {i: self.graph.arrays.get(node.inputs[i]) for i in static}
+        operands = [
+            known[i] if known.get(i) is not None and not isinstance(v, (Fixed, Table)) else v
+            for i, v in enumerate(values)
+        ]
+        exactly = [v for v in operands if isinstance(v, (Fixed, Table))]
+        first = operands[0] if operands else None
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") and not all(
+            (isinstance(v, Fixed) and not v.coded) or v is None or i in static for i, v in enumerate(operands)
+        ):
+            return NotImplemented
+        context = IntegerContext(node, opset, self.lowering, _no_subgraph, self.target)
+        arguments, keywords = rule.bind(node, operands, defaults(node.op_type, node.domain, opset), context)
+        if not exactly:  # floats that come in
+            return rule.rule(*arguments, **keywords)
+        return _in_order(rule, arguments, keywords) if first is not None else NotImplemented
+
+    def _moved(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
+        """The float rule on the integers themselves."""
+        first: Fixed | Table = values[0]
+        others = [v for v in values[1:] if isinstance(v, (Fixed, Table))]
+        if others or (isinstance(first, Fixed) and first.axis is not None and entry.layout != "last"):
+            return NotImplemented
+        scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}
+        scope |= {n: a for n in node.inputs if (a := self.graph.arrays.get(n)) is not None}
+        scope[node.inputs[0]] = first.array
+        reader.step(node, opset, scope)
+        results = [scope[name] if name else None for name in node.outputs]
+        if len(results) > 1 and node.op_type != "Split":  # where an element was, say: no integer of the tensor's
+            return (first.replace(array=results[0], host=None), *results[1:])
+        return tuple(first.replace(array=array, host=None) for array in results)
+
+    def _tabulated(self, node: Node, opset: int, values: list[Any]) -> Any:
+        """An elementwise function of one tensor's integers, as the float rule computes it for each of them."""
+        sources = [v.source if isinstance(v, Table) else v for v in values if isinstance(v, (Fixed, Table))]
+        tables = [v.table() if isinstance(v, Fixed) else v for v in values if isinstance(v, (Fixed, Table))]
+        if any(isinstance(v, Fixed) and v.grid is None for v in values) or any(t is None for t in tables) or any(s.array is not sources[0].array for s in sources):
+            return NotImplemented
+        arrays: dict[str, np.ndarray] = {}
+        for name, value in zip(node.inputs, values, strict=True):
+            if isinstance(value, (Fixed, Table)):
+                table = value if isinstance(value, Table) else value.table()
+                assert table is not None
+                arrays[name] = table.values
+            elif name:
+                number = self.graph.arrays.get(name)
+                if number is None or number.size != 1:
+                    return NotImplemented
+                arrays[name] = number.reshape(())
+        (values_out,) = evaluate(node, opset, arrays)
+        first = tables[0]
+        assert first is not None
+        if np.shape(values_out) != first.values.shape or np.asarray(values_out).dtype != np.float32:
+            return NotImplemented
+        return dataclasses.replace(first, values=np.asarray(values_out))
+
+
+def _is_rounding(node: Node) -> bool:
+    return node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
+
+
+def _has_rule(entry: Op) -> bool:
+    return entry.integer is not None or entry.moves or entry.layout == "same"
+
+
+def _no_subgraph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    raise ModelError("an integer rule evaluates no subgraph")
+
+
+def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call a rule with the arrays of its operands as `layout` orders them."""
+    numbers: list[Fixed | Table] = []
+
+    def call(*arrays: Any, **options: Any) -> Any:
+        operands = [
+            a.replace(array=moved) if isinstance(a, (Fixed, Table)) else moved
+            for a, moved in zip(arguments, arrays, strict=True)
+        ]
+        found = rule.rule(*operands, **options)
+        if found is not NotImplemented:
+            numbers.append(found)
+        return None if found is NotImplemented else found.array
+
+    arrays = [a.array if isinstance(a, (Fixed, Table)) else a for a in arguments]
+    array = layout.apply(rule.layout, rule.inputs, call, arrays, keywords)
+    return numbers[0].replace(array=array) if numbers else NotImplemented
+
+
+def _unmoved(array: Any) -> dict[str, Any]:
+    return {"origin": None} if isinstance(array, layout.ChannelsLast) else {}
+
+
+# ---------------------------------------------------------------------------------------------
+# The integers as a file has them
+# ---------------------------------------------------------------------------------------------
+
+
+def _is_codes(array: np.ndarray) -> bool:
+    return str(array.dtype) in INTEGERS
+
+
+def centred(codes: np.ndarray) -> np.ndarray:
+    """Integers of a file as a signed type of the same width.
+
+    >>> centred(np.array([0, 128, 255], np.uint8))
+    array([-128,    0,  127], dtype=int8)
+    """
+    grid = Grid(exact(np.float32(1)), 0, INTEGERS[str(codes.dtype)])
+    return (codes.astype(np.int64) - grid.middle).astype(grid.dtype)
+
+
+def wrapped(codes: Any, grid: Grid) -> Fixed:
+    """Integers of a file, as they are traced, in the order in which they lie."""
+    moved = isinstance(codes, layout.ChannelsLast)
+    array = ((codes.array if moved else codes).astype(np.int32) - grid.middle).astype(grid.dtype)
+    low, high = grid.ends
+    bound = max(grid.zero - low, high - grid.zero)
+    return Fixed(layout.ChannelsLast(array) if moved else array, grid.scale, bound, grid.zero, grid, coded=True)
+
+
+def held(codes: Any, like: Fixed) -> Fixed:
+    """Integers of a file in place of others of the same tensor."""
+    assert like.grid is not None
+    plain = jnp.asarray(codes)
+    return wrapped(layout.ChannelsLast.of(plain) if isinstance(like.array, layout.ChannelsLast) else plain, like.grid)
+
+
+def codes(x: Fixed) -> Any:
+    """The integers of a tensor as the file has them."""
+    return _in_file(x, layout.plain(x.array))
+
+
+def _in_file(x: Fixed, array: Any) -> Any:
+    assert x.grid is not None
+    return array if x.grid.codes.signed else (array.astype(np.int32) + x.grid.middle).astype(x.grid.codes.dtype)
