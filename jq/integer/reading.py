@@ -130,11 +130,8 @@ class Reading:
     def _ruled(self, rule: Op, node: Node, opset: int, values: list[Any]) -> Any:
         """The integer rule, on arrays in the order that it wants."""
         static = set(rule.static_positions(len(values)))
-        known = {i: self.graph.arrays.get(node.inputs[i]) for i in static}
-        operands = [
-            known[i] if known.get(i) is not None and not isinstance(v, (Fixed, Table)) else v
-            for i, v in enumerate(values)
-        ]
+        arrays = self.graph.arrays
+        operands = [arrays.get(node.inputs[i], v) if i in static else v for i, v in enumerate(values)]
         exactly = [v for v in operands if isinstance(v, (Fixed, Table))]
         first = operands[0] if operands else None
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") and not all(

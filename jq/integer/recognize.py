@@ -80,7 +80,7 @@ def _fix_neuron(node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> S
     if found is None or abs(position) > 126:
         raise ModelError(f"node {node.label!r} (FixNeuron): no integers of {bits} bits at position {position}")
     codes, scale, zero = (fresh(f"{node.outputs[0]}_{part}", taken) for part in ("codes", "scale", "zero_point"))
-    arrays[scale], arrays[zero] = np.float32(2.0**-position), np.zeros((), found.dtype)
+    arrays[scale], arrays[zero] = np.array(2.0**-position, np.float32), np.zeros((), found.dtype)
     return (
         Node("QuantizeLinear", (node.inputs[0], scale, zero), (codes,), {}, node.name),
         Node("DequantizeLinear", (codes, scale, zero), node.outputs),
@@ -194,7 +194,7 @@ def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.nda
     for bias in filter(None, others):
         x_scale, w_scale = (graph.arrays[t[1]] for t in triples)
         scale = fresh(f"{bias}_{node.outputs[0]}_scale", taken)
-        arrays[scale] = np.float32(x_scale.reshape(()) * w_scale)
+        arrays[scale] = np.asarray(x_scale.reshape(()) * w_scale, np.float32)
         operands.append(fresh(f"{bias}_{node.outputs[0]}", taken))
         yield Node("DequantizeLinear", (bias, scale), (operands[-1],), {"axis": 0} if arrays[scale].size > 1 else {})
     made = fresh(f"{node.outputs[0]}_real", taken)

@@ -420,9 +420,8 @@ def global_average_pool(x: Array) -> Array:
 
 @integer("GlobalAveragePool")
 def integer_global_average_pool(x: Fixed, *, ctx: Context) -> Fixed:
-    total = jnp.sum(x.array, axis=_spatial(x.array), keepdims=True, dtype=jnp.int32)
     window = x.array.shape[1:-1]
-    return average(x, total - x.zero * math.prod(window), window, ctx.target)
+    return average(x, kernels.image_sums(x.array) - x.zero * math.prod(window), window, ctx.target)
 
 
 @op("GlobalMaxPool", layout="last", moves=True)

@@ -156,7 +156,8 @@ def integer_quantize_linear(
     if grid is None:
         return NotImplemented
     if not isinstance(x, (Fixed, Table)):
-        return quantize_real(x, grid, ctx.target) if x.dtype == jnp.float32 else NotImplemented
+        array = getattr(x, "array", x)  # in whatever order it lies
+        return quantize_real(x, grid, ctx.target) if array.dtype == jnp.float32 else NotImplemented
     found = quantize(x, grid, ctx.target)
     return NotImplemented if found is None else found
 
@@ -183,6 +184,16 @@ def integer_dequantize_linear(
     along = None if isinstance(scale, Fraction) else axis % x.host.ndim
     grid = Grid(Fraction(1) if isinstance(scale, np.ndarray) else scale, int(zero[0]) + x.grid.middle, x.grid.codes)
     return x.replace(scale=scale, zero=int(zero[0]), bound=most, axis=along, grid=grid, coded=False)
+
+
+@op("QuantizeLinear", domain=_MS, layout=("axis",))
+def ms_quantize_linear(x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1) -> Array:
+    return quantize_linear(x, y_scale, y_zero_point, axis=axis)
+
+
+@op("DequantizeLinear", domain=_MS, layout=("axis",))
+def ms_dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1) -> Array:
+    return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
 
 
 @op("DynamicQuantizeLinear")
