@@ -16,7 +16,7 @@ from jq import cache
 from jq.errors import DataError, Error, ModelError, UnsupportedOp, suggest
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
-from jq.integer.reading import Reading, centred, codes
+from jq.integer.reading import QUANTIZERS, Reading, centred, codes
 from jq.integer.recognize import recognize
 from jq.integer.target import Target, target_of
 from jq.layout import Packed, weight_order
@@ -25,13 +25,13 @@ from jq.passes.clean import remove_unused
 from jq.registry import lookup
 from jq.trace import trace, unsupported
 
-_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-
 Program = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 def load(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph, target: str | Target = "aie2_x1", lowering: str | None = None
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    target: str | Target = "aie2_x1",
+    lowering: str | None = None,
 ) -> Chip:
     """Return a quantized model, in QDQ or QOperator form and of any tool, as the target computes it: in integers.
 
@@ -50,7 +50,7 @@ def load(
     if missing := unsupported(whole):
         raise UnsupportedOp("; ".join(missing))
     program = remove_unused(recognize(whole, found))
-    if not any(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in program.nodes):
+    if not any(n.op_type in QUANTIZERS for n in program.nodes):
         raise ModelError("the model is not quantized: it has no QuantizeLinear; quantize it first, or use jq.trace")
     cache.enable()
     lowering = lowering or ("cpu" if jax.default_backend() == "cpu" else "native")
@@ -100,8 +100,8 @@ class Chip:
     def params(self) -> dict[str, Any]:
         """The weights on the device: integers as a signed type, those of convolutions in the order that XLA reads."""
         graph = self.reading.graph
-        grids = {i for n in graph.nodes if n.op_type in _QUANTIZERS for i in n.inputs[1:]}
-        read = {i for n in graph.nodes for i in n.inputs[: 1 if n.op_type in _QUANTIZERS else None]}
+        grids = {i for n in graph.nodes if n.op_type in QUANTIZERS for i in n.inputs[1:]}
+        read = {i for n in graph.nodes for i in n.inputs[: 1 if n.op_type in QUANTIZERS else None]}
         names = [n for n in graph.params if n in read | graph.output_names or n not in grids]
         return {name: self._placed(name, graph.params[name]) for name in names}
 
@@ -110,10 +110,11 @@ class Chip:
             return jax.device_put(array)
         graph, held = self.reading.graph, centred(array)
         ends = [e for n in graph.consumers.get(name, ()) for e in _ends(graph, n, name)]
-        if ends and all(_is_weight(graph, reader, tensor) for reader, tensor in ends):
-            order = weight_order(held.ndim)
-            return Packed(jax.device_put(np.ascontiguousarray(np.transpose(held, order))), order)
-        return jax.device_put(held)
+        orders = {_order(graph, reader, tensor) for reader, tensor in ends}
+        order = orders.pop() if len(orders) == 1 else None
+        if order is None:
+            return jax.device_put(held)
+        return Packed(jax.device_put(np.ascontiguousarray(np.transpose(held, order))), order)
 
     @functools.cached_property
     def _run(self) -> Program:
@@ -139,6 +140,15 @@ def _ends(graph: Graph, node: Node, name: str) -> list[tuple[Node, str]]:
     return [(reader, node.outputs[0]) for reader in graph.consumers.get(node.outputs[0], ())]
 
 
-def _is_weight(graph: Graph, reader: Node, tensor: str) -> bool:
+def _order(graph: Graph, reader: Node, tensor: str) -> tuple[int, ...] | None:
+    """The order in which a reader multiplies a weight, if that is its weight."""
     entry = lookup(reader, graph.opset(reader.domain))
-    return entry is not None and entry.weight is not None and entry.operands(reader, frozenset({entry.weight})) == [tensor]
+    if entry is None or entry.integer is None or entry.channels is None:
+        return None
+    parameter, channel = entry.channels(reader.attrs)
+    if entry.operands(reader, frozenset({parameter})) != [tensor]:
+        return None
+    rank = len(graph.values[tensor].shape or ())
+    if parameter == entry.weight:
+        return weight_order(rank)
+    return (1, 0) if rank == 2 and channel == 0 else None

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jq.formats import Integer
+from jq.formats import INT8, Integer
 from jq.integer.target import Target
 from jq.layout import ChannelsLast
 from jq.numerics import WIDEST, Mode, divide, round_divide, round_product, round_shift, rounded
@@ -246,7 +246,11 @@ def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
 
 def unchanged(x: Fixed, grid: Grid) -> bool:
     """Whether the integers of a tensor are those of another one: at most cut."""
-    return x.grid is not None and x.grid.codes == grid.codes and (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
+    return (
+        x.grid is not None
+        and x.grid.codes == grid.codes
+        and (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
+    )
 
 
 def cut(x: Fixed | Table, grid: Grid, target: Target) -> tuple[int, int]:
@@ -312,7 +316,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
     if x.sticky or x.slope is not None and not isinstance(x.slope, Fraction) and target.requantize != "float32":
         return None
     if target.requantize == "float32":
-        return _float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
+        return float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
     if isinstance(ratio, Fraction) and dyadic and 0 < ratio.numerator < 1 << _SIGNIFICAND:
         return round_product(v, ratio.numerator, ratio.denominator.bit_length() - 1, mode) + zero
     if target.requantize == "significand":
@@ -347,11 +351,18 @@ def significand(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 # What is done in float32 is done in functions of these names, so that a program can be searched for any other.
-FLOAT32_FORMS = ("_dequantize", "_quantize_real", "_float32_requantize", "_float32_region", "_float32_sums", "_softmax_bits")
+FLOAT32_FORMS = (
+    "_dequantize",
+    "_quantize_real",
+    "float32_requantize",
+    "_float32_region",
+    "_float32_sums",
+    "_softmax_bits",
+)
 
 
 @jax.jit
-def _float32_requantize(v: Array, factor: Array, zero: Array) -> Array:
+def float32_requantize(v: Array, factor: Array, zero: Array) -> Array:
     """As onnxruntime: the accumulator as float32, times the factor, rounded half to even."""
     return jnp.clip(jnp.round(rounded(v.astype(jnp.float32) * factor)), -WIDEST, WIDEST).astype(jnp.int32) + zero
 
@@ -359,6 +370,22 @@ def _float32_requantize(v: Array, factor: Array, zero: Array) -> Array:
 @jax.jit
 def _dequantize(v: Array, scale: Array) -> Array:
     return rounded(v.astype(jnp.float32) * scale)
+
+
+def wrapped(codes: Any, grid: Grid) -> Fixed:
+    """Integers of a file, as they are traced, in the order in which they lie."""
+    moved = isinstance(codes, ChannelsLast)
+    array = ((codes.array if moved else codes).astype(jnp.int32) - grid.middle).astype(grid.dtype)
+    low, high = grid.ends
+    bound = max(grid.zero - low, high - grid.zero)
+    return Fixed(ChannelsLast(array) if moved else array, grid.scale, bound, grid.zero, grid, coded=True)
+
+
+def codes_of(x: Fixed | Table, at: int, target: Target) -> np.ndarray:
+    """The int8 that a target makes of integers at a position, as numpy."""
+    found = quantize(x, Grid(Fraction(2) ** -at, 0, INT8), target)
+    assert found is not None
+    return np.asarray(found.array)
 
 
 def quantize_real(x: Array, grid: Grid, target: Target) -> Fixed:

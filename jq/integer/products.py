@@ -47,7 +47,7 @@ def products(
         """Sums of (image - zero) * (w - w.zero)."""
         sums = multiply(image, kernel, zero)
         if zero:
-            sums = sums - zero * jnp.sum(kernel, summed, dtype=jnp.int32, keepdims=True)
+            sums = sums - zero * _columns(w, kernel, summed, channel)
         if w.zero:
             counts = multiply(image, jnp.ones(ones, jnp.int8), zero) - zero * depth
             sums = sums - w.zero * jnp.repeat(counts, kernel.shape[-1] // counts.shape[-1], axis=-1)
@@ -63,6 +63,14 @@ def products(
         return _from_partial_sums(result, b, target.partial_sums, x, kernel, multiply)
     result = result.replace(array=signed(x.array, x.zero))
     return result if b is None else biased(result, b, target)
+
+
+def _columns(w: Fixed, kernel: Array, summed: Sequence[int], channel: int) -> Array:
+    """The sum of the weights for each output; known ones are added up once."""
+    if w.host is None or (w.host.ndim > 2 and tuple(summed) == (-2,)):
+        return jnp.sum(kernel, tuple(summed), dtype=jnp.int32, keepdims=True)
+    others = tuple(a for a in range(w.host.ndim) if a != channel % w.host.ndim)
+    return w.host.sum(others, dtype=np.int32)
 
 
 def _column_sums(w: Fixed, channel: int) -> int:
@@ -156,7 +164,10 @@ def word_shift(depth: int) -> int:
 def _from_words(result: Fixed, signed: Callable[[Array, int], Array], b: Fixed | None, depth: int) -> Fixed:
     """Products of int16 by those of its bytes; the sums are rounded half to even until int32 holds them."""
     shift = word_shift(depth)
-    upper, lower = signed((result.array >> 8).astype(jnp.int8), 0), signed(((result.array & 255) - 128).astype(jnp.int8), -128)
+    upper, lower = (
+        signed((result.array >> 8).astype(jnp.int8), 0),
+        signed(((result.array & 255) - 128).astype(jnp.int8), -128),
+    )
     if b is not None:
         aligned = _aligned_bias(result, b)
         if aligned is None:

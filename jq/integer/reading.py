@@ -18,7 +18,7 @@ from jq import layout
 from jq.errors import Error, ModelError
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
-from jq.integer.fixed import Fixed, Grid, Table, exact
+from jq.integer.fixed import Fixed, Grid, Table, exact, wrapped
 from jq.integer.recognize import fused_grid
 from jq.integer.target import Target
 from jq.registry import Context, Op, defaults, lookup
@@ -27,6 +27,7 @@ from jq.trace import Reader, demanded, evaluate
 Scope = dict[str, Any]
 Watch = Callable[[Node, Fixed | Table, Fixed], Any]  # a quantizer, what it rounds and what that becomes
 
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _LARGE = 1 << 33  # bytes of a tensor that is believed
 
 
@@ -87,7 +88,7 @@ class Reading:
         entry = lookup(node, opset)
         values = [scope.get(name) if name else None for name in node.inputs]
         integers = [v for v in values if isinstance(v, (Fixed, Table))]
-        if entry is not None and (integers or node.op_type == "QuantizeLinear"):
+        if entry is not None and (integers or node.op_type in QUANTIZERS):
             try:
                 result = self._integers(entry, node, opset, values, reader)
             except Error as error:
@@ -134,7 +135,7 @@ class Reading:
         operands = [arrays.get(node.inputs[i], v) if i in static else v for i, v in enumerate(values)]
         exactly = [v for v in operands if isinstance(v, (Fixed, Table))]
         first = operands[0] if operands else None
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") and not all(
+        if node.op_type not in QUANTIZERS and not all(
             (isinstance(v, Fixed) and not v.coded) or v is None or i in static for i, v in enumerate(operands)
         ):
             return NotImplemented
@@ -163,7 +164,11 @@ class Reading:
         """An elementwise function of one tensor's integers, as the float rule computes it for each of them."""
         sources = [v.source if isinstance(v, Table) else v for v in values if isinstance(v, (Fixed, Table))]
         tables = [v.table() if isinstance(v, Fixed) else v for v in values if isinstance(v, (Fixed, Table))]
-        if any(isinstance(v, Fixed) and v.grid is None for v in values) or any(t is None for t in tables) or any(s.array is not sources[0].array for s in sources):
+        if (
+            any(isinstance(v, Fixed) and v.grid is None for v in values)
+            or any(t is None for t in tables)
+            or any(s.array is not sources[0].array for s in sources)
+        ):
             return NotImplemented
         arrays: dict[str, np.ndarray] = {}
         for name, value in zip(node.inputs, values, strict=True):
@@ -236,15 +241,6 @@ def centred(codes: np.ndarray) -> np.ndarray:
     """
     grid = Grid(exact(np.float32(1)), 0, INTEGERS[str(codes.dtype)])
     return (codes.astype(np.int64) - grid.middle).astype(grid.dtype)
-
-
-def wrapped(codes: Any, grid: Grid) -> Fixed:
-    """Integers of a file, as they are traced, in the order in which they lie."""
-    moved = isinstance(codes, layout.ChannelsLast)
-    array = ((codes.array if moved else codes).astype(np.int32) - grid.middle).astype(grid.dtype)
-    low, high = grid.ends
-    bound = max(grid.zero - low, high - grid.zero)
-    return Fixed(layout.ChannelsLast(array) if moved else array, grid.scale, bound, grid.zero, grid, coded=True)
 
 
 def held(codes: Any, like: Fixed) -> Fixed:

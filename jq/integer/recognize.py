@@ -106,7 +106,9 @@ def _refuse_scales(graph: Graph) -> None:
             continue
         scale = graph.arrays.get(node.inputs[1])
         if scale is None:
-            raise ModelError(f"tensor {node.inputs[0]!r}: its scale is computed by the model, and this chip has none such")
+            raise ModelError(
+                f"tensor {node.inputs[0]!r}: its scale is computed by the model, and this chip has none such"
+            )
         products = node.op_type == "DequantizeLinear" and graph.arrays.get(node.inputs[0], scale).dtype == np.int32
         wrong = [float(s) for s in scale.reshape(-1) if not (np.isfinite(s) and s > 0 and is_power_of_two(exact(s)))]
         if wrong and not products:

@@ -465,7 +465,7 @@ def integer_gemm(
     if alpha != 1 or (c is not None and beta != 1):
         return NotImplemented
     a = a.replace(array=a.array.T) if transA else a
-    weight = b.array.T if transB else b.array
+    weight = layout.ordered(b.array, (1, 0) if transB else (0, 1))
     channel = 0 if transB else 1
     return products(a, b, c, _dot, weight, (weight.shape[0], 1), ctx.target, channel=channel, summed=(0,))
 

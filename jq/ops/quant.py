@@ -19,7 +19,7 @@ from onnx import helper
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
-from jq.integer.fixed import Fixed, Grid, Table, exact, quantize, quantize_real
+from jq.integer.fixed import Fixed, Grid, Table, exact, quantize, quantize_real, wrapped
 from jq.numerics import divide, rounded
 from jq.ops.nn import windows
 from jq.registry import Array, Context, integer, op
@@ -170,7 +170,11 @@ def integer_dequantize_linear(
     """The same integers, with what they stand for. Weights may have a scale per channel, and biases 32 bits."""
     if not isinstance(x_scale, np.ndarray) or isinstance(x_zero_point, jax.Array) or block_size:
         return NotImplemented
-    if not isinstance(x, Fixed) or x.grid is None or not x.coded:
+    if not isinstance(x, Fixed):  # integers that come in
+        array = getattr(x, "array", x)
+        grid = None if array.dtype == jnp.int32 else _grid(x_scale, x_zero_point, array.dtype)
+        return NotImplemented if grid is None else wrapped(x, grid).replace(coded=False)
+    if x.grid is None or not x.coded:
         return NotImplemented
     if x.host is None:
         grid = _grid(x_scale, x_zero_point, x.grid.codes)

@@ -114,7 +114,7 @@ def integer_resize(
     if ctx.target.lerp_bits is None:
         return _interpolated(x, spans)
     spatial = [a for a in range(rank) if a in spans]
-    return _chips_bilinear(x, [spans[a] for a in spatial], spatial, ctx.target) if len(spatial) == 2 else NotImplemented
+    return chips_bilinear(x, [spans[a] for a in spatial], spatial, ctx.target) if len(spatial) == 2 else NotImplemented
 
 
 def _interpolated(x: Fixed, spans: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> Fixed:
@@ -136,7 +136,7 @@ def _blended(v: Array, axis: int, index: np.ndarray, weights: np.ndarray) -> Arr
     return functools.reduce(operator.add, parts)
 
 
-def _chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], target: Target) -> Fixed:
+def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], target: Target) -> Fixed:
     """Weights of so many bits; rows first, rounded to 16 bits, then columns, which the output's rounding ends."""
     if not x.is_codes or x.bound > 128:
         return NotImplemented
