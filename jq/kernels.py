@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +223,12 @@ def conv_transpose(
         window = [(k - 1) * d for k, d in zip(w.shape[:rank], dilations, strict=True)]
         wide = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, s - 1) for s in strides), (0, 0, 0)])
         mirrored = jnp.flip(w, tuple(range(rank)))
-        options = {"pads": [(k, k) for k in window], "group": group, "lowering": lowering, "dtype": dtype}
+        options: dict[str, Any] = {
+            "pads": [(k, k) for k in window],
+            "group": group,
+            "lowering": lowering,
+            "dtype": dtype,
+        }
         y = conv(wide, mirrored, strides=(1,) * rank, dilations=dilations, **options)
     return lax.pad(y, jnp.zeros((), y.dtype), [(0, 0, 0), *((-lo, -hi, 0) for lo, hi in crops), (0, 0, 0)])
 

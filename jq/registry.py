@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ import onnx
 from onnx import helper
 
 from jq.graph import Graph, Node
+
+if TYPE_CHECKING:
+    from jq.integer.target import Target
 
 Array = Any  # a numpy array where the value is known while tracing, else a jax array
 Layout = Literal["plain", "same", "last"] | tuple[str, ...]
@@ -48,6 +51,13 @@ class Context:
     def wants(self, index: int) -> bool:
         """Whether the node names this output."""
         return index < self.outputs and bool(self.node.outputs[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerContext(Context):
+    """What an integer rule may ask for."""
+
+    target: Target
 
 
 Activation = Callable[[Mapping[str, Any], Sequence[Any]], bool]  # attributes and known operands -> whether

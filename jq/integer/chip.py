@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto
 
 from jq import cache
-from jq.errors import DataError, Error, ModelError, UnsupportedOp, suggest
+from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
 from jq.integer.reading import QUANTIZERS, Reading, centred, codes

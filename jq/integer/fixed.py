@@ -22,7 +22,7 @@ from jq.layout import ChannelsLast
 from jq.numerics import WIDEST, Mode, divide, round_divide, round_product, round_shift, rounded
 
 Array = Any
-Scale = Fraction | np.ndarray  # exact; an array of Fractions has one for each index of the last axis
+Scale = Any  # a Fraction; or an array of them, one for each index of the last axis
 
 FLOAT32_BITS = 24  # integers below 2**24 are exact in float32
 _SIGNIFICAND = 24
@@ -80,6 +80,7 @@ class Fixed:
     sticky: bool = False  # the last two bits say only where between two integers it lies
     finest: int = 1  # how many steps of the finest grid, on which float32 would add, one of these integers has
     causes: frozenset[str] = frozenset()  # why this may not be what exact arithmetic on the model gives
+    deviation: float = 0.0  # by how much of itself a mean is off, as the chip has its reciprocal
     magnitude: Callable[[], Array] | None = None  # the sum of the absolute products, which bounds partial sums
 
     @property
@@ -115,9 +116,9 @@ class Fixed:
 
     def real(self) -> Array:
         """What the integers stand for, as float32."""
-        value = _dequantize(self.integers(), _float32(self.scale))
+        value = _dequantize(self.integers(), float32(self.scale))
         if self.slope is not None:
-            value = jnp.where(value < 0, value * _float32(self.slope), value)
+            value = jnp.where(value < 0, value * float32(self.slope), value)
         if self.low is not None:
             value = jnp.maximum(value, np.float32(self.low))
         return value if self.high is None else jnp.minimum(value, np.float32(self.high))
@@ -132,7 +133,8 @@ class Fixed:
             return None
         if self.slope is not None:
             values = np.where(values < 0, values * np.float32(self.slope), values)
-        values = np.clip(values, *(None if end is None else np.float32(end) for end in (self.low, self.high)))
+        values = values if self.low is None else np.maximum(values, np.float32(self.low))
+        values = values if self.high is None else np.minimum(values, np.float32(self.high))
         return Table(self.replace(host=None, slope=None, low=None, high=None), values)
 
 
@@ -217,7 +219,8 @@ def round_fraction(number: Fraction, mode: Mode) -> int:
     return below + {"half_up": 1, "half_even": below & 1, "half_away": int(number > 0)}[mode]
 
 
-def _float32(scale: Scale) -> np.ndarray:
+def float32(scale: Scale) -> np.ndarray:
+    """Exact numbers as the nearest float32."""
     return np.asarray(scale).astype(np.float64).astype(np.float32)
 
 
@@ -236,16 +239,18 @@ def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
         if unchanged(x, grid):
             found = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
         else:
-            rescaled = _rescaled(x, grid, target)
-            if rescaled is None:
+            whole = rescaled(x, grid, target)
+            if whole is None:
                 return None
-            found = jnp.clip(rescaled, low, high).astype(grid.dtype)
+            found = jnp.clip(whole, low, high).astype(grid.dtype)
     low, high = grid.ends
     return Fixed(found, grid.scale, max(grid.zero - low, high - grid.zero), grid.zero, grid, coded=True)
 
 
-def unchanged(x: Fixed, grid: Grid) -> bool:
+def unchanged(x: Fixed, grid: Grid | None) -> bool:
     """Whether the integers of a tensor are those of another one: at most cut."""
+    if x.grid is None or grid is None:
+        return False
     return (
         x.grid is not None
         and x.grid.codes == grid.codes
@@ -262,7 +267,7 @@ def cut(x: Fixed | Table, grid: Grid, target: Target) -> tuple[int, int]:
         low = _end(x.low, grid, target)
     if x.high is None:
         return low, high
-    if target.relu6 is not None and (x.low, x.high) == (0, 6) and is_power_of_two(grid.scale):
+    if target.relu6 is not None and x.low == 0 and x.high == 6 and is_power_of_two(grid.scale):
         return low, target.relu6 + grid.zero if position(grid.scale) <= target.relu6_position else high
     return low, _end(x.high, grid, target)
 
@@ -285,7 +290,7 @@ def _nearest(values: np.ndarray, mode: Mode) -> np.ndarray:
             return np.floor(values)
 
 
-def _rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
+def rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
     """The integers of the grid, before they saturate."""
     v, ratio = x.integers(), x.scale / grid.scale
     found = _multiplied(v, ratio, x, grid, target)
@@ -293,6 +298,24 @@ def _rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
         below = _multiplied(v, ratio * x.slope, x, grid, target)
         found = None if below is None else jnp.where(v < 0, below, found)
     return found
+
+
+def ties(x: Fixed, grid: Grid, target: Target) -> Array:
+    """Where what is rounded lies in the middle between two integers: there a number and its negative both go up."""
+    if unchanged(x, grid):
+        return jnp.zeros(x.array.shape, bool)
+    origin, v = dataclasses.replace(grid, zero_point=grid.middle), x.integers()
+    upwards = dataclasses.replace(target, rounding="half_up", requantize="shift")
+
+    def of(ratio: Scale) -> Array:
+        both = [_multiplied(part, ratio, x, origin, upwards) for part in (v, -v)]
+        if both[0] is None:  # of float scales: as far as float32 tells
+            value = v.astype(jnp.float32) * float32(ratio)
+            return value - jnp.floor(value) == 0.5
+        return both[0] + both[1] != 0
+
+    ratio = x.scale / grid.scale
+    return of(ratio) if x.slope is None else jnp.where(v < 0, of(ratio * x.slope), of(ratio))
 
 
 def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) -> Array | None:
@@ -313,7 +336,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
             return round_divide(v * numerator, ratio.denominator, mode) + zero
     if not all(ratios):
         return jnp.full_like(v, zero)
-    if x.sticky or x.slope is not None and not isinstance(x.slope, Fraction) and target.requantize != "float32":
+    if x.sticky or (x.slope is not None and not isinstance(x.slope, Fraction) and target.requantize != "float32"):
         return None
     if target.requantize == "float32":
         return float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
@@ -327,8 +350,8 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
 def _float32_ratio(x: Fixed, grid: Grid, ratio: Scale) -> np.ndarray:
     """The float32 factor: of the products' scale, itself rounded, over the output's; or as that times a slope."""
     if x.slope is None:
-        return _float32(x.scale) / np.float32(grid.scale)
-    return _float32(ratio)
+        return float32(x.scale) / np.float32(grid.scale)
+    return float32(ratio)
 
 
 def by_significand(v: Array, factor: np.ndarray, zero: int) -> Array:

@@ -32,7 +32,7 @@ def _mean(x: Fixed, total: Any, count: int, pairs: Sequence[tuple[int, int]], ta
     if target.reciprocals:
         factor = math.prod(Fraction(multiplier, 1 << shift) for multiplier, shift in pairs)
         causes = frozenset({"pool factor"} if factor != Fraction(1, count) else ())
-        return sums.replace(scale=x.scale * factor, causes=causes)
+        return sums.replace(scale=x.scale * factor, causes=causes, deviation=float(factor * count - 1))
     if is_power_of_two(Fraction(count)):
         return sums.replace(scale=x.scale / count)
     # A quotient is rounded in float32, which may make a tie of what is none: few sums, so all of them.

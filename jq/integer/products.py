@@ -40,7 +40,7 @@ def products(
     bound = x.bound * (depth * w.bound if w.host is None else _column_sums(w, channel))
     scale: Scale = x.scale * (np.tile(w.scale, groups) if transposed and isinstance(w.scale, np.ndarray) else w.scale)
     wide = x.array.dtype == jnp.int16
-    if bound >= WIDEST and not wide or wide and (x.zero or w.zero or target.requantize != "significand"):
+    if (bound >= WIDEST and not wide) or (wide and (x.zero or w.zero or target.requantize != "significand")):
         return NotImplemented
 
     def signed(image: Array, zero: int) -> Array:

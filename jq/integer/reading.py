@@ -21,21 +21,14 @@ from jq.graph import Graph, Node
 from jq.integer.fixed import Fixed, Grid, Table, exact, wrapped
 from jq.integer.recognize import fused_grid
 from jq.integer.target import Target
-from jq.registry import Context, Op, defaults, lookup
+from jq.registry import IntegerContext, Op, defaults, lookup
 from jq.trace import Reader, demanded, evaluate
 
 Scope = dict[str, Any]
-Watch = Callable[[Node, Fixed | Table, Fixed], Any]  # a quantizer, what it rounds and what that becomes
+Watch = Callable[[Node, Any, Fixed], None]  # a quantizer, what it rounds and what that becomes
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _LARGE = 1 << 33  # bytes of a tensor that is believed
-
-
-@dataclasses.dataclass(frozen=True)
-class IntegerContext(Context):
-    """What an integer rule may ask for."""
-
-    target: Target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +64,8 @@ class Reading:
             if isinstance(result, Fixed) and _is_rounding(node):
                 name = node.outputs[0]
                 found[name] = result
-                if watch is not None and isinstance(source := scope[node.inputs[0]], (Fixed, Table)):
-                    watch(node, source, result)
+                if watch is not None and node.op_type == "QuantizeLinear":
+                    watch(node, scope[node.inputs[0]], result)
                 if given is not None and name in given:
                     scope[name] = held(given[name], result)
         return {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}, found
@@ -114,7 +107,7 @@ class Reading:
             return self.graph.arrays[name]
         array = value.array
         inside = value.replace(array=getattr(array, "array", array))
-        seen = _in_file(inside, inside.array) if isinstance(value, Fixed) and value.coded else inside.real()
+        seen = _in_file(inside, inside.array) if isinstance(inside, Fixed) and inside.coded else inside.real()
         return seen if inside.array is array else dataclasses.replace(array, array=seen, **_unmoved(array))
 
     def _integers(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
@@ -156,6 +149,8 @@ class Reading:
         scope[node.inputs[0]] = first.array
         reader.step(node, opset, scope)
         results = [scope[name] if name else None for name in node.outputs]
+        if isinstance(first, Fixed):
+            first = first.replace(magnitude=None)  # was of the tensor as it lay
         if len(results) > 1 and node.op_type != "Split":  # where an element was, say: no integer of the tensor's
             return (first.replace(array=results[0], host=None), *results[1:])
         return tuple(first.replace(array=array, host=None) for array in results)

@@ -5,13 +5,11 @@ The tensors of integers keep their names, so that what a chip computes can be co
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
-from onnx import helper
 
 from jq.domains import CONTRIB, MICROSOFT, QUARK, VITIS
 from jq.errors import ModelError
@@ -236,7 +234,8 @@ def _factors(graph: Graph, node: Node) -> list[float]:
         if not axes or value is None or value.shape is None:
             return []
         sizes = [value.shape[a] for a in axes]
-        return [mean_factor(math.prod(sizes))] if all(isinstance(n, int) for n in sizes) else []
+        known = [n for n in sizes if isinstance(n, int)]
+        return [mean_factor(math.prod(known))] if len(known) == len(sizes) else []
     if node.op_type == "AveragePool":
         window: Sequence[int | None] | None = node.attrs.get("kernel_shape")
     else:

@@ -21,7 +21,7 @@ from jq.formats import INT8
 from jq.integer.fixed import Fixed, Grid, Scale, exact, is_power_of_two, position, quantize
 from jq.integer.sums import aligned
 from jq.numerics import WIDEST
-from jq.registry import Array, Context, Quant, astype, integer, namespace, op, schema
+from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op, schema
 
 
 def _is_integer(x: Array) -> bool:
@@ -185,34 +185,34 @@ def mean(*data_0: Array) -> Array:
 
 @integer("Add", since=7)
 @integer("Sum")
-def integer_add(*data_0: Fixed, ctx: Context) -> Fixed:
+def integer_add(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
     return aligned(data_0, functools.partial(functools.reduce, operator.add), ctx.target)
 
 
 @integer("Sub", since=7)
-def integer_subtract(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+def integer_subtract(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     return aligned((a, b), lambda parts: parts[0] - parts[1], ctx.target)
 
 
 @integer("Max")
-def integer_maximum(*data_0: Fixed, ctx: Context) -> Fixed:
+def integer_maximum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
     return aligned(data_0, functools.partial(functools.reduce, jnp.maximum), ctx.target)
 
 
 @integer("Min")
-def integer_minimum(*data_0: Fixed, ctx: Context) -> Fixed:
+def integer_minimum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
     return aligned(data_0, functools.partial(functools.reduce, jnp.minimum), ctx.target)
 
 
 @integer("Mul", since=7, static=("a", "b"))
-def integer_multiply(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     """Of two tensors, or of one with a number, which may change the scale alone."""
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         if not (a.is_codes and b.is_codes) or a.bound * b.bound >= WIDEST:
             return NotImplemented
         return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound)
     x, number = (a, b) if isinstance(a, Fixed) else (b, a)
-    if np.size(number) != 1 or not isinstance(number, np.ndarray) or not number.dtype == np.float32 or x.waits:
+    if np.size(number) != 1 or not isinstance(number, np.ndarray) or number.dtype != np.float32 or x.waits:
         return NotImplemented
     factor = exact(number.reshape(()))
     # Float32, where that is what is modelled, would round the product.
@@ -387,7 +387,7 @@ def leaky_relu(x: Array, *, alpha: float) -> Array:
 
 
 @integer("LeakyRelu")
-def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: Context) -> Fixed:
+def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: IntegerContext) -> Fixed:
     return _sloped(x, exact(np.float32(alpha)), ctx.target.slope, ctx.target.slope_shift)
 
 
@@ -412,7 +412,7 @@ def prelu(x: Array, slope: Array) -> Array:
 
 
 @integer("PRelu", since=7)
-def integer_prelu(x: Fixed, slope: Fixed, *, ctx: Context) -> Fixed:
+def integer_prelu(x: Fixed, slope: Fixed, *, ctx: IntegerContext) -> Fixed:
     """Slopes are known, one for all or one for each channel."""
     if not isinstance(slope, Fixed) or slope.host is None or not isinstance(slope.scale, Fraction):
         return NotImplemented
@@ -464,7 +464,7 @@ def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
 
 
 @integer("HardSigmoid")
-def integer_hard_sigmoid(x: Fixed, *, alpha: float, beta: float, ctx: Context) -> Fixed:
+def integer_hard_sigmoid(x: Fixed, *, alpha: float, beta: float, ctx: IntegerContext) -> Fixed:
     """The chip's, of slope 1/6: 1 is no upper end to it, the output's type is."""
     if ctx.target.hard_sigmoid is None or not _is_sixth({"alpha": alpha, "beta": beta}, ()):
         return NotImplemented
@@ -485,15 +485,17 @@ def hard_swish(x: Array) -> Array:
 
 
 @integer("HardSwish")
-def integer_hard_swish(x: Fixed, *, ctx: Context) -> Fixed:
+def integer_hard_swish(x: Fixed, *, ctx: IntegerContext) -> Fixed:
     """The chip rounds the hard sigmoid to int8 at position 7, and the product with it once more."""
     if ctx.target.hard_sigmoid is None:
         return NotImplemented
     gate = _chips_hard_sigmoid(x, *ctx.target.hard_sigmoid)
     if gate is NotImplemented:
         return NotImplemented
-    gate = quantize(gate, Grid(Fraction(1, 128), 0, INT8), ctx.target)
-    product = integer_multiply(x, gate, ctx=ctx)
+    rounded_gate = quantize(gate, Grid(Fraction(1, 128), 0, INT8), ctx.target)
+    if rounded_gate is None:
+        return NotImplemented
+    product = integer_multiply(x, rounded_gate.replace(coded=False), ctx=ctx)
     return product if product is NotImplemented else product.replace(causes=frozenset({"constant"}))
 
 

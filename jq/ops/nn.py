@@ -15,11 +15,11 @@ from jax import lax
 
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
-from jq.integer.fixed import Fixed
+from jq.integer.fixed import Fixed, Table
 from jq.integer.means import average
 from jq.integer.products import products
 from jq.numerics import divide
-from jq.registry import Array, Context, Quant, astype, integer, namespace, op
+from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
 
 _LINEAR = Quant(absorbs=True, bias="b")
 _PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2)
@@ -91,7 +91,7 @@ def conv(
 @integer("Conv")
 def integer_conv(
     x: Fixed, w: Fixed, b: Fixed | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
-    pads: Any, strides: Any, ctx: Context,
+    pads: Any, strides: Any, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     strides, dilations, pads = windows(x.array.shape[1:-1], w.array.shape[2:], strides, dilations, pads, auto_pad)
 
@@ -214,7 +214,7 @@ def _transposed_weight(w: Array, group: int) -> Array:
 @integer("ConvTranspose")
 def integer_conv_transpose(
     x: Fixed, w: Fixed, b: Fixed | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
-    output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,
+    output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     if x.zero or w.zero:  # what the crops extend, and the ends that few taps reach, would need their own sums
         return NotImplemented
@@ -388,8 +388,8 @@ def _root(x: Array, p: float) -> Array:
 @integer("AveragePool")
 def integer_average_pool(
     x: Fixed, *, auto_pad: str, ceil_mode: int = 0, count_include_pad: int = 0, dilations: Any, kernel_shape: Any,
-    pads: Any, strides: Any, ctx: Context,
-) -> Fixed:  # fmt: skip
+    pads: Any, strides: Any, ctx: IntegerContext,
+) -> Fixed | Table:  # fmt: skip
     """The padding is counted, as the chip does and ONNX with `count_include_pad`; where it is not, there is no form."""
     spatial = x.array.shape[1:-1]
     _, _, stated = windows(spatial, kernel_shape, strides, dilations, pads, auto_pad)
@@ -419,7 +419,7 @@ def global_average_pool(x: Array) -> Array:
 
 
 @integer("GlobalAveragePool")
-def integer_global_average_pool(x: Fixed, *, ctx: Context) -> Fixed:
+def integer_global_average_pool(x: Fixed, *, ctx: IntegerContext) -> Fixed | Table:
     window = x.array.shape[1:-1]
     return average(x, kernels.image_sums(x.array) - x.zero * math.prod(window), window, ctx.target)
 
@@ -460,7 +460,15 @@ def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: floa
 
 @integer("Gemm")
 def integer_gemm(
-    a: Fixed, b: Fixed, c: Fixed | None = None, *, alpha: float, beta: float, transA: int, transB: int, ctx: Context
+    a: Fixed,
+    b: Fixed,
+    c: Fixed | None = None,
+    *,
+    alpha: float,
+    beta: float,
+    transA: int,
+    transB: int,
+    ctx: IntegerContext,
 ) -> Fixed:
     if alpha != 1 or (c is not None and beta != 1):
         return NotImplemented
@@ -489,7 +497,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 @integer("MatMul")
-def integer_matmul(a: Fixed, b: Fixed, *, ctx: Context) -> Fixed:
+def integer_matmul(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     if min(a.array.ndim, b.array.ndim) < 2:
         return NotImplemented
     return products(a, b, None, _dot, b.array, (b.array.shape[-2], 1), ctx.target, channel=-1, summed=(-2,))

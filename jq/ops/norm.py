@@ -17,7 +17,7 @@ from onnx import helper
 from jq.errors import ModelError
 from jq.formats import INT16
 from jq.integer.fixed import Fixed, Grid, Table
-from jq.registry import Array, Context, Quant, integer, op
+from jq.registry import Array, Context, IntegerContext, Quant, integer, op
 
 
 def _stash(x: Array, stash_type: int = 1) -> Any:
@@ -226,7 +226,7 @@ _LANES = 16  # that the chip adds up apart
 
 
 @integer("Softmax", since=13)
-def integer_softmax(x: Fixed, *, axis: int, ctx: Context) -> Table:
+def integer_softmax(x: Fixed, *, axis: int, ctx: IntegerContext) -> Table:
     """The chip's: exponentials without a maximum, their sum's reciprocal and the products in bfloat16."""
     if not ctx.target.bfloat16_softmax or not x.is_codes or x.bound > 255:
         return NotImplemented

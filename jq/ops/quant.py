@@ -22,7 +22,7 @@ from jq.formats import INTEGERS
 from jq.integer.fixed import Fixed, Grid, Table, exact, quantize, quantize_real, wrapped
 from jq.numerics import divide, rounded
 from jq.ops.nn import windows
-from jq.registry import Array, Context, integer, op
+from jq.registry import Array, Context, IntegerContext, integer, op
 
 _MS = "com.microsoft"
 _WORD = 16  # bits of an activation's integers at most
@@ -146,7 +146,7 @@ def _grid(scale: Any, zero_point: Any, dtype: Any) -> Grid | None:
 @integer("QuantizeLinear", static=("y_scale", "y_zero_point"), layout="same")
 def integer_quantize_linear(
     x: Any, y_scale: Any, y_zero_point: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
-    precision: int = 0, saturate: int = 1, ctx: Context,
+    precision: int = 0, saturate: int = 1, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     """Where an integer program rounds; of floats, where it begins."""
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8
@@ -165,7 +165,7 @@ def integer_quantize_linear(
 @integer("DequantizeLinear", static=("x_scale", "x_zero_point"), layout="same")
 def integer_dequantize_linear(
     x: Any, x_scale: Any, x_zero_point: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
-    ctx: Context,
+    ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     """The same integers, with what they stand for. Weights may have a scale per channel, and biases 32 bits."""
     if not isinstance(x_scale, np.ndarray) or isinstance(x_zero_point, jax.Array) or block_size:
@@ -178,8 +178,9 @@ def integer_dequantize_linear(
         return NotImplemented
     if x.host is None:
         grid = _grid(x_scale, x_zero_point, x.grid.codes)
-        known = grid is not None and grid.codes == x.grid.codes
-        return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False) if known else NotImplemented
+        if grid is None or grid.codes != x.grid.codes:
+            return NotImplemented
+        return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False)
     zero = np.reshape(0 if x_zero_point is None else x_zero_point, -1).astype(np.int64) - x.grid.middle
     scale = exact(x_scale.reshape(()) if x_scale.size == 1 else x_scale)
     if np.any(zero != zero[0]) or np.ndim(scale) > 1 or not np.all(scale > 0):

@@ -13,7 +13,7 @@ import numpy as np
 from jq.integer.fixed import Fixed, Table
 from jq.integer.means import mean
 from jq.numerics import WIDEST
-from jq.registry import Array, Context, astype, integer, namespace, op
+from jq.registry import Array, IntegerContext, astype, integer, namespace, op
 
 
 def _axes(axes: Any, noop_with_empty_axes: int) -> tuple[int, ...] | None:
@@ -83,7 +83,7 @@ for _name, _function in _REDUCTIONS.items():
 
 @integer("ReduceMean", static=("axes",))
 def integer_mean(
-    data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0, ctx: Context
+    data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0, ctx: IntegerContext
 ) -> Fixed | Table:
     total, sizes = _integer_sum(data, axes, keepdims, noop_with_empty_axes)
     return mean(data, total, sizes, ctx.target)

@@ -16,7 +16,7 @@ from onnx import helper
 from jq.errors import ModelError
 from jq.integer.fixed import Fixed, unchanged
 from jq.integer.sums import aligned
-from jq.registry import Array, Context, Quant, astype, integer, namespace, op
+from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
 
 _MOVES = Quant(shares=True)
 _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
@@ -151,7 +151,7 @@ def concat(*xs: Array, axis: int | None = None) -> Array:
 
 
 @integer("Concat")
-def integer_concat(*xs: Fixed, axis: int | None = None, ctx: Context) -> Fixed:
+def integer_concat(*xs: Fixed, axis: int | None = None, ctx: IntegerContext) -> Fixed:
     """On one grid: that of all of them, or the finest."""
     if all(isinstance(x, Fixed) and x.is_codes and unchanged(x, xs[0].grid) for x in xs):
         return xs[0].replace(array=concat(*(x.array for x in xs), axis=axis), host=None)

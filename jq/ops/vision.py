@@ -17,10 +17,9 @@ from jax import lax
 
 from jq.errors import ModelError
 from jq.integer.fixed import FLOAT32_BITS, Fixed
-from jq.integer.target import Target
-from jq.numerics import round_shift
+from jq.numerics import Mode, round_shift
 from jq.ops.shape import take_known
-from jq.registry import Array, Context, Quant, integer, op
+from jq.registry import Array, IntegerContext, Quant, integer, op
 
 # ---------------------------------------------------------------------------------------------
 # Resize: per axis, a table of the places it reads and their weights, made while tracing
@@ -93,7 +92,7 @@ def integer_resize(
     x: Fixed, roi: np.ndarray | None = None, scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *,
     antialias: int | None = None, axes: Any = None, coordinate_transformation_mode: str, cubic_coeff_a: float,
     exclude_outside: int, extrapolation_value: float, keep_aspect_ratio_policy: str | None = None, mode: str,
-    nearest_mode: str, ctx: Context,
+    nearest_mode: str, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     """The nearest elements; or bilinear, if the weights are exact in few bits or the chip has its own."""
     if coordinate_transformation_mode == "tf_crop_and_resize" or antialias or exclude_outside or mode == "cubic":
@@ -114,7 +113,9 @@ def integer_resize(
     if ctx.target.lerp_bits is None:
         return _interpolated(x, spans)
     spatial = [a for a in range(rank) if a in spans]
-    return chips_bilinear(x, [spans[a] for a in spatial], spatial, ctx.target) if len(spatial) == 2 else NotImplemented
+    if len(spatial) != 2:
+        return NotImplemented
+    return chips_bilinear(x, [spans[a] for a in spatial], spatial, ctx.target.lerp_bits, ctx.target.rounding)
 
 
 def _interpolated(x: Fixed, spans: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> Fixed:
@@ -136,15 +137,15 @@ def _blended(v: Array, axis: int, index: np.ndarray, weights: np.ndarray) -> Arr
     return functools.reduce(operator.add, parts)
 
 
-def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], target: Target) -> Fixed:
+def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], weight_bits: int, mode: Mode) -> Fixed:
     """Weights of so many bits; rows first, rounded to 16 bits, then columns, which the output's rounding ends."""
     if not x.is_codes or x.bound > 128:
         return NotImplemented
-    v, one, spare = x.integers(), 1 << target.lerp_bits, 7  # of 16 bits, besides the 8 and the sign
+    v, one, spare = x.integers(), 1 << weight_bits, 7  # of 16 bits, besides the 8 and the sign
     for step, (axis, (index, weights)) in enumerate(zip(axes, spans, strict=True)):
         v = _blended(v, axis, index, np.floor(weights * one + 0.5).astype(np.int32))
-        v = round_shift(v, target.lerp_bits - spare, target.rounding) if step == 0 else v
-    bits = target.lerp_bits + spare
+        v = round_shift(v, weight_bits - spare, mode) if step == 0 else v
+    bits = weight_bits + spare
     return Fixed(v, x.scale / 2**bits, (x.bound + 1) << bits, causes=frozenset({"interpolation"}))
 
 

@@ -211,7 +211,7 @@ def resize_bilinear(params: Case, inputs: Case, target: Any) -> Any:
     x = fixed.Fixed(corners, scale, 128, 0, fixed.Grid(scale, 0, jq.formats.INT8))
     lerps = [Fraction(*params[key]) for key in ("y_lerp", "x_lerp")]
     spans = [(np.array([[0, 1]]), np.array([[float(1 - lerp), float(lerp)]])) for lerp in lerps]
-    y = vision.chips_bilinear(x, spans, (0, 1), target)
+    y = vision.chips_bilinear(x, spans, (0, 1), target.lerp_bits, target.rounding)
     return fixed.codes_of(y, params["po"], target).item()
 
 
