@@ -52,6 +52,7 @@ from jq.observers import (
     State,
     wide,
 )
+from jq.progress import progress_bar
 from jq.registry import lookup
 from jq.stats import Stats
 from jq.trace import AnyOrder, trace
@@ -96,7 +97,7 @@ def calibrate(
     step = _Step.of(graph, source, wanted, config, mesh)
     keeper = Keeper(Path(checkpoint), step.identity(source), step.shared) if checkpoint else Keeper()
     stream: Iterator[Batch]
-    with _progress(source) as progress:
+    with progress_bar("calibrate", source.length) as progress:
         stats = keeper.resume()
         if stats is None:
             stream = batches(source, step.size)
@@ -440,27 +441,6 @@ def _owner(step: _Step, observer: str, row: int) -> str:
     """The tensor that a row of an observer's state belongs to."""
     ends = list(itertools.accumulate(rows[observer] for rows in step.tensors.values()))
     return list(step.tensors)[bisect.bisect_right(ends, row)]
-
-
-@contextlib.contextmanager
-def _progress(source: Source) -> Iterator[Callable[[int], None]]:
-    """A bar with images per second on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("calibrate"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=source.length, rate="")
-
-        def advance(count: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
-
-        yield advance
 
 
 def _devices(mesh: Mesh) -> int:

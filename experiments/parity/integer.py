@@ -8,9 +8,11 @@ NHWC `images`. Without DATA a model sees seeded noise; without models, the bundl
 64 of their images. A model with a fixed batch is fed that many samples at a time.
 
 Prints per model how many tensors and elements were compared with onnxruntime without optimizations, how many elements
-differ, and the nodes that jq computed in float; then which targets of the NPU accept the model, or why not. Appends
-one JSON line to `--out`, and exits with 1 if an element differs or a tensor has no codes in jq. A model that
-target "ort" or onnxruntime refuses is reported, and is no failure: there is nothing to compare.
+differ, and how many do where jq reads onnxruntime's codes of the tensors before: with float scales, sums in float32
+put some elements next to a tie on its other side, and all that is computed from those may differ too. Then the nodes
+that jq computed in float, and which targets of the NPU accept the model, or why not. Appends one JSON line to `--out`,
+and exits with 1 if an element differs, a tensor has no codes in jq, or jq fails on a model that it loaded. A model that
+jq does not load or onnxruntime refuses is reported, and is no failure: there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ import onnxruntime as ort
 from real_models import PREPARE
 
 import jq
+from jq.integer.reading import codes
 
 TARGETS = ("dpu", "aie2_x1", "aie2_even")
 SIDE = 224  # of noise, where a model leaves it open
@@ -88,22 +91,60 @@ def exposed(model: onnx.ModelProto, names: Sequence[str]) -> ort.InferenceSessio
     return ort.InferenceSession(whole.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def agreement(model: onnx.ModelProto, batches: Sequence[Arrays]) -> dict[str, Any]:
-    chip = jq.integer.load(model, target="ort")
-    names = [n.outputs[0] for n in chip.graph.nodes if is_quantizer(n.op_type)]
-    session = exposed(model, names)
-    elements, differ, absent = 0, Counter[str](), set[str]()
+def led(chip: jq.integer.Chip) -> Callable[[Arrays, Arrays], dict[str, Any]]:
+    """The codes of each tensor as computed from given ones of all tensors before it."""
+
+    @jax.jit
+    def run(params: Any, feed: Arrays, given: Arrays) -> dict[str, Any]:
+        return {name: codes(x) for name, x in chip.reading.run(params, feed, given=given)[1].items()}
+
+    return lambda feed, given: run(chip.params, feed, given)
+
+
+def differing(got: Mapping[str, Any], want: Arrays) -> Counter[str]:
+    found = Counter[str]()
+    for name in want.keys() & got.keys():
+        ours, theirs = np.asarray(got[name]), want[name]
+        assert ours.shape == theirs.shape, f"{name}: shape {ours.shape}, onnxruntime's {theirs.shape}"
+        found[name] = int((ours != theirs).sum())
+    return found
+
+
+def opened(model: onnx.ModelProto) -> tuple[jq.integer.Chip, list[str], ort.InferenceSession] | str:
+    """Both sides and the names of the quantized tensors, or why there is nothing to compare."""
+    try:
+        chip = jq.integer.load(model, target="ort")
+        names = [n.outputs[0] for n in chip.graph.nodes if is_quantizer(n.op_type)]
+        return chip, names, exposed(model, names)
+    except jq.Error as error:
+        return f"target ort: {error}"
+    except Exception as error:  # onnxruntime's have no base of their own
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        return f"onnxruntime: {error}"
+
+
+def agreement(
+    chip: jq.integer.Chip, names: Sequence[str], session: ort.InferenceSession, batches: Sequence[Arrays]
+) -> dict[str, Any]:
+    from_theirs = led(chip)
+    elements, differ, local, absent = 0, Counter[str](), Counter[str](), set[str]()
     for feed in batches:
-        codes = chip.codes(feed)
-        for name, want in zip(names, session.run(names, dict(feed)), strict=True):
-            if name not in codes:
-                absent.add(name)
-                continue
-            got = np.asarray(codes[name])
-            assert got.shape == want.shape, f"{name}: shape {got.shape}, onnxruntime's {want.shape}"
-            elements, differ = elements + want.size, differ + Counter({name: int((got != want).sum())})
-    found = {"tensors": len(names) - len(absent), "absent": sorted(absent), "elements": elements}
-    return found | {"differ": differ.total(), "differ_in": dict(differ), "floats": chip.floats}
+        want = dict(zip(names, session.run(names, dict(feed)), strict=True))
+        got = chip.codes(feed)
+        absent |= want.keys() - got.keys()
+        elements += sum(want[name].size for name in want.keys() & got.keys())
+        differ.update(differing(got, want))
+        local.update(differing(from_theirs(feed, want), want))
+    return {
+        "tensors": len(names) - len(absent),
+        "elements": elements,
+        "differ": differ.total(),
+        "differ_locally": local.total(),
+        "differ_in": {name: [differ[name], local[name]] for name in names if differ[name] or local[name]},
+        "absent": sorted(absent),
+        "floats": chip.floats,
+    }
 
 
 def acceptance(model: onnx.ModelProto, target: str, feed: Arrays) -> str:
@@ -120,17 +161,14 @@ def compare(path: Path, arrays: Arrays, batch: int) -> dict[str, Any]:
     batches = list(feeds(arrays, shapes_of(model), batch))
     row: dict[str, Any] = {"model": path.name, "samples": min(len(a) for a in arrays.values())}
     print(f"{path.name}, {row['samples']} samples")
-    try:
-        row |= agreement(model, batches)
-        print("  {tensors} tensors, {elements:,} elements, {differ} differ".format(**row), flush=True)
-    except jq.Error as error:
-        row["refused"] = str(error)
-        print(f"  target ort refuses it: {error}")
-    except Exception as error:  # onnxruntime's have no base of their own
-        if not type(error).__module__.startswith("onnxruntime"):
-            raise
-        row["refused"] = str(error)
-        print(f"  onnxruntime refuses it: {error}")
+    sides = opened(model)
+    if isinstance(sides, str):
+        row["refused"] = sides
+    else:
+        try:
+            row |= agreement(*sides, batches)
+        except jq.Error as error:
+            row["failed"] = str(error)
     show(row)
     row["targets"] = {target: acceptance(model, target, batches[0]) for target in TARGETS}
     for target, reason in row["targets"].items():
@@ -139,10 +177,14 @@ def compare(path: Path, arrays: Arrays, batch: int) -> dict[str, Any]:
 
 
 def show(row: Mapping[str, Any]) -> None:
-    """Tensors and nodes that are not as they should be, by name."""
-    for name, count in row.get("differ_in", {}).items():
-        if count:
-            print(f"    {name}: {count} differ")
+    """What was compared; tensors and nodes that are not as they should be, by name."""
+    if "elements" in row:
+        text = "  {tensors} tensors, {elements:,} elements, {differ} differ, {differ_locally} from onnxruntime's codes"
+        print(text.format(**row), flush=True)
+    for kind in row.keys() & {"refused", "failed"}:
+        print(f"  {kind}: {row[kind]}", flush=True)
+    for name, (differ, local) in row.get("differ_in", {}).items():
+        print(f"    {name}: {differ} differ, {local} from onnxruntime's codes")
     for name in row.get("absent", ()):
         print(f"    {name}: no codes")
     for label, why in row.get("floats", {}).items():
@@ -177,12 +219,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cases = given(args.models, args.count) if args.models else bundled(Path(folder), args.count)
         rows = [compare(path, arrays, args.batch) for path, arrays in cases]
-    elements, differ = (sum(row.get(k, 0) for row in rows) for k in ("elements", "differ"))
-    print(f"{len(rows)} models, {elements:,} elements, {differ} differ")
+    totals = {k: sum(row.get(k, 0) for row in rows) for k in ("elements", "differ", "differ_locally")}
+    text = "{} models, {elements:,} elements, {differ} differ, {differ_locally} from onnxruntime's codes"
+    print(text.format(len(rows), **totals))
     line = {"experiment": "integer_parity", "jax": jax.__version__, "onnxruntime": ort.__version__}
     with args.out.open("a") as file:
-        file.write(json.dumps(line | {"elements": elements, "differ": differ, "rows": rows}) + "\n")
-    sys.exit(int(any(row.get("differ") or row.get("absent") for row in rows)))
+        file.write(json.dumps({**line, **totals, "rows": rows}) + "\n")
+    sys.exit(int(any(row.get(k) for row in rows for k in ("differ", "absent", "failed"))))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto
 
 from jq import cache
+from jq.batch import chunked
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
@@ -51,7 +52,10 @@ def load(
         raise UnsupportedOp("; ".join(missing))
     program = remove_unused(recognize(whole, found))
     if not any(n.op_type in QUANTIZERS for n in program.nodes):
-        raise ModelError("the model is not quantized: it has no QuantizeLinear; quantize it first, or use jq.trace")
+        raise ModelError(
+            "the model is not quantized to integers: it has no QuantizeLinear and no integer operator; quantize it first, "
+            "or run it with jq.trace"
+        )
     cache.enable()
     lowering = lowering or ("cpu" if jax.default_backend() == "cpu" else "native")
     return Chip(whole, Reading(program, found, lowering))
@@ -81,9 +85,13 @@ class Chip:
         """The model's outputs."""
         return self._run(self.params, self.checked(inputs))
 
-    def codes(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The integers of every quantized tensor, by the name that they have in the model, as the model stores them."""
-        return self._codes(self.params, self.checked(inputs))
+    def codes(self, inputs: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The integers of every quantized tensor, by the name that they have in the model, as the model stores them.
+
+        Those that are `given`, a board's or onnxruntime's, are what the nodes behind them read: then a difference
+        between what is given and what is returned is of one node alone.
+        """
+        return self._codes(self.params, self.checked(inputs), dict(given or {}))
 
     def explain(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """The model's outputs, and a log of what happened in each node: see `jq.integer.Log`."""
@@ -118,11 +126,22 @@ class Chip:
 
     @functools.cached_property
     def _run(self) -> Program:
-        return jax.jit(lambda params, inputs: self.reading.run(params, inputs)[0])
+        run = self.trace()[0]
+        return jax.jit(chunked(run) if self.any_batch else run)
+
+    @property
+    def any_batch(self) -> bool:
+        """Whether the model takes any number of samples, which it treats apart."""
+        values = [*self.graph.inputs, *self.graph.outputs]
+        dims = {v.shape[0] if v.shape else None for v in values}
+        return len(dims) == 1 and all(isinstance(d, str) for d in dims)
 
     @functools.cached_property
-    def _codes(self) -> Program:
-        return jax.jit(lambda params, inputs: {k: codes(v) for k, v in self.reading.run(params, inputs)[1].items()})
+    def _codes(self) -> Callable[..., dict[str, Any]]:
+        def run(params: Any, inputs: Any, given: Any) -> dict[str, Any]:
+            return {k: codes(v) for k, v in self.reading.run(params, inputs, given=given)[1].items()}
+
+        return jax.jit(run)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays, if they are those that the model declares."""

@@ -78,6 +78,7 @@ class Fixed:
     coded: bool = False  # the file has the integers themselves in this place, not what they stand for
     entry: bool = False  # quantized where it came in
     sticky: bool = False  # the last two bits say only where between two integers it lies
+    terms: int = 1  # that were added up
     finest: int = 1  # how many steps of the finest grid, on which float32 would add, one of these integers has
     causes: frozenset[str] = frozenset()  # why this may not be what exact arithmetic on the model gives
     deviation: float = 0.0  # by how much of itself a mean is off, as the chip has its reciprocal

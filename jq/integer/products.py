@@ -54,7 +54,7 @@ def products(
         return sums
 
     result = Fixed(
-        x.array, scale, bound, axis=None if isinstance(scale, Fraction) else -1,
+        x.array, scale, bound, axis=None if isinstance(scale, Fraction) else -1, terms=depth,
         magnitude=lambda: _magnitudes(x, kernel, w.zero, multiply),
     )  # fmt: skip
     if wide:

@@ -38,7 +38,9 @@ class Reading:
     graph: Graph
     target: Target
     lowering: str
-    floats: dict[Node, str] = dataclasses.field(default_factory=dict)  # computed in float32 when last traced, and why
+    # Of when it was last traced: what was computed in float32 and why, and the grids of the tensors of integers.
+    floats: dict[Node, str] = dataclasses.field(default_factory=dict)
+    grids: dict[str, Grid] = dataclasses.field(default_factory=dict)
 
     def run(
         self,
@@ -64,6 +66,8 @@ class Reading:
             if isinstance(result, Fixed) and _is_rounding(node):
                 name = node.outputs[0]
                 found[name] = result
+                assert result.grid is not None
+                self.grids[name] = result.grid
                 if watch is not None and node.op_type == "QuantizeLinear":
                     watch(node, scope[node.inputs[0]], result)
                 if given is not None and name in given:
@@ -108,7 +112,12 @@ class Reading:
         array = value.array
         inside = value.replace(array=getattr(array, "array", array))
         seen = _in_file(inside, inside.array) if isinstance(inside, Fixed) and inside.coded else inside.real()
-        return seen if inside.array is array else dataclasses.replace(array, array=seen, **_unmoved(array))
+        if isinstance(array, layout.ChannelsLast):
+            return layout.ChannelsLast(seen)
+        if not isinstance(array, layout.Packed):
+            return seen
+        packed = dataclasses.replace(array, array=seen)
+        return packed if seen.ndim > 2 else layout.ordered(packed, (0, 1))  # matrix products take plain ones
 
     def _integers(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The rule on integers, one that moves them, or a table; NotImplemented if there is none."""
@@ -213,10 +222,6 @@ def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:
     arrays = [a.array if isinstance(a, (Fixed, Table)) else a for a in arguments]
     array = layout.apply(rule.layout, rule.inputs, call, arrays, keywords)
     return numbers[0].replace(array=array) if numbers else NotImplemented
-
-
-def _unmoved(array: Any) -> dict[str, Any]:
-    return {"origin": None} if isinstance(array, layout.ChannelsLast) else {}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Source:
 class Activation:
     kind: str  # Relu, Clip, LeakyRelu or PRelu
     slope: float = 0.0
-    slopes: Constant | None = None  # one, or one per channel of axis 1
+    slopes: Constant | None = None  # in a shape that broadcasts to (channels, *spatial)
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,6 @@ def activated(steps: Ints, grid: Grid, chip: Chip, activation: Activation, room:
         assert activation.slopes is not None
         assert isinstance(activation.slopes.position, int)
         slopes = each(lambda k: int(k) * power(-activation.slopes.position), activation.slopes.integers)
-        if slopes.ndim:
-            slopes = slopes.reshape(-1, *(1,) * (steps.ndim - 2))
     return each(lambda v, s: v * s if v < 0 else v, steps, slopes), chip.floats
 
 
@@ -248,14 +246,15 @@ def _real(found: Found) -> Ints:
 def _products(step: Step, x: Found, sums: Ints, magnitudes: int, chip: Chip, channel: int = 1) -> Exact:
     """Sums of products with a weight, and a bias; `magnitudes` is the largest sum of a column of weights."""
     assert step.weight is not None
-    positions = np.array(step.weight.position, object) + x.grid.position
+    positions = np.asarray(np.array(step.weight.position, object) + x.grid.position, object)
     if positions.ndim:
         positions = positions.reshape(-1, *(1,) * (sums.ndim - 1 - channel))
     most = x.grid.most * magnitudes
     if most >= WIDE:
         raise NoForm("products beyond 32 bits")
-    if positions.ndim and step.activation is not None and step.activation.kind == "PRelu":
-        raise NoForm("a slope and a scale per channel")
+    sloped = step.activation is not None and step.activation.kind in ("LeakyRelu", "PRelu")
+    if positions.ndim and sloped and not chip.floats:
+        raise NoForm("a slope on a scale per channel, which the device does not have")
     values = each(lambda v, p: v * power(-p), sums, positions)
     if step.bias is None:
         return Exact(values, sure=_few(sums, chip), room=most)
@@ -384,9 +383,7 @@ def _aligned(step: Step, operands: Sequence[Found], chip: Chip) -> Exact:
     fine = finest if chip.add_guard is None else min(finest, coarsest + chip.add_guard)
     if sum(x.grid.most * 2 ** max(fine - x.grid.position, 0) for x in operands) >= WIDE:
         raise NoForm("a sum beyond 32 bits")
-    parts = [
-        each(lambda k, s=fine - x.grid.position: math.floor(k * power(s)), x.integers) for x in operands
-    ]
+    parts = [each(lambda k, s=fine - x.grid.position: math.floor(k * power(s)), x.integers) for x in operands]
     total = each(lambda *v: combine(*v), *parts)
     magnitudes = each(lambda *v: sum(map(abs, v)), *parts)
     room = sum(x.grid.most * 2 ** max(fine - x.grid.position, 0) for x in operands)

@@ -1,0 +1,207 @@
+"""A whole data set through a chip: the log of all of it, agreement with onnxruntime, every integer on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import operator
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jq import files
+from jq.data import Feed, Source, open_source
+from jq.errors import ConfigError, DataError
+from jq.formats import Integer
+from jq.integer.chip import Chip
+from jq.integer.explain import Log
+from jq.onnx_write import to_model
+from jq.progress import progress_bar
+
+_BATCH = 8
+_MANIFEST = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How one output of the chip compares with onnxruntime's."""
+
+    output: str
+    equal: float  # part of the elements
+    largest: float  # difference
+    top1: float | None  # part of the samples with the same class, where the output has classes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Simulation:
+    """What a chip made of a data set."""
+
+    log: Log
+    agreements: tuple[Agreement, ...]
+    without: str | None  # why onnxruntime was not asked
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        compared = [dataclasses.asdict(a) for a in self.agreements]
+        return self.log.to_dict() | {"onnxruntime": compared, "onnxruntime_absent": self.without}
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict`, atomically."""
+        files.write(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+
+def simulate(
+    chip: Chip, data: Any, *, limit: int | None = None, dump: str | os.PathLike[str] | None = None, seed: int = 0
+) -> Simulation:
+    """Return what the chip makes of the data, or of their first `limit` samples.
+
+    `data` is what `jq.calibrate` takes. With `dump`, a new folder gets the integers of every tensor, one .npy each with
+    the samples in front, and a manifest of their names, scales and zero points: to compare with a board's.
+
+    >>> import jq
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> model = jq.quantize(jq.zoo.path("fashion_resnet"), images[:16], "XINT8").model
+    >>> found = simulate(jq.integer.load(model, "aie2_even"), images[:8])
+    >>> found.log.unexplained, found.agreements[0].top1
+    (0, 1.0)
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit}: at least one sample is needed")
+    source = open_source(data, chip.graph.inputs, seed=seed)
+    session, without = _session(chip)
+    names = [v.name for v in chip.graph.outputs]
+    logs, mine, theirs = [], list[dict[str, Any]](), list[dict[str, Any]]()
+    total = source.length if limit is None else min(limit, source.length or limit)
+    with progress_bar("simulating", total) as advance, _Dump.to(dump, chip) as dumped:
+        for feed, count in _batches(chip, source, limit):
+            outputs, log = chip.explain(feed)
+            dumped.append(log.codes)
+            logs.append(dataclasses.replace(log, samples=count, codes={}))
+            if session is not None:
+                mine.append({k: np.asarray(v) for k, v in outputs.items()})
+                theirs.append(dict(zip(names, session.run(None, feed), strict=True)))
+            advance(count)
+    if not logs:
+        raise DataError("the data hold no samples")
+    agreements = tuple(_agreement(n, [m[n] for m in mine], [t[n] for t in theirs]) for n in names if mine)
+    return Simulation(functools.reduce(operator.add, logs), agreements, without)
+
+
+def _session(chip: Chip) -> tuple[Any, str | None]:
+    """onnxruntime on the model; or why there is none, as where a vendor's operators are in it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    model = to_model(chip.graph).SerializeToString()
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), None
+    except Exception as error:  # onnxruntime has no common class for them
+        return None, str(error).splitlines()[0]
+
+
+def _batches(chip: Chip, source: Source, limit: int | None) -> Iterator[tuple[Feed, int]]:
+    """Feeds with how many samples are in each: several at once, if the model takes any number."""
+    free = chip.any_batch
+    count = min(source.length or 1, limit or source.length or 1)
+    size = max(d for d in range(1, _BATCH + 1) if count % d == 0) if free and source.length else 1
+    for _, alike in itertools.groupby(itertools.islice(source.feeds(), limit), lambda f: [a.shape for a in f.values()]):
+        while group := list(itertools.islice(alike, size)):
+            joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
+            yield joined, len(group)
+
+
+def _agreement(output: str, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
+    one, other = (np.concatenate([np.atleast_1d(a) for a in each]) for each in (mine, theirs))
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(one.astype(np.float64) - other.astype(np.float64)).max(initial=0)
+    classes = one.ndim == 2 and one.shape[1] > 1
+    top1 = float(np.mean(one.argmax(-1) == other.argmax(-1))) if classes else None
+    return Agreement(output, float(np.mean(one == other)), float(difference), top1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Every integer on disk
+# ---------------------------------------------------------------------------------------------
+
+
+class _Dump:
+    """A folder that gets its name when all is in it. Names in a model are no file names: files have numbers."""
+
+    def __init__(self, folder: Path | None, chip: Chip) -> None:
+        self.folder, self.chip = folder, chip
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, list[int]] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def to(cls, folder: str | os.PathLike[str] | None, chip: Chip) -> Iterator[_Dump]:
+        if folder is None:
+            yield cls(None, chip)
+            return
+        final = Path(folder)
+        if final.exists() and not (final / _MANIFEST).is_file():
+            raise ConfigError(f"--dump {final} exists and is no earlier dump; give the name of a new folder")
+        draft = final.with_name(f".{final.name}.draft")
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            dump = cls(draft, chip)
+            yield dump
+            dump.finish()
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(draft, final)
+        except OSError as error:
+            raise DataError(f"cannot write {final}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def append(self, codes: Mapping[str, np.ndarray]) -> None:
+        """The integers of a batch, behind those before; as raw bytes, until their number is known."""
+        if self.folder is None:
+            return
+        for index, (name, array) in enumerate(codes.items()):
+            if name not in self.files:
+                self.files[name] = self.folder / f"{index:04}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}.npy"
+                self.shapes[name] = [0, *array.shape[1:]]
+            if list(array.shape[1:]) != self.shapes[name][1:]:
+                raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
+            self.shapes[name][0] += len(array)
+            kind = _stored(self.chip.reading.grids[name].codes)
+            with self.files[name].open("ab") as file:
+                file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
+
+    def finish(self) -> None:
+        """Headers in front of the bytes, and the manifest."""
+        assert self.folder is not None
+        rows = []
+        for name, path in self.files.items():
+            grid = self.chip.reading.grids[name]
+            raw = np.memmap(path, _stored(grid.codes), "r", shape=tuple(self.shapes[name]))
+            np.save(path.with_suffix(".tmp.npy"), raw)
+            os.replace(path.with_suffix(".tmp.npy"), path)
+            rows.append(
+                {
+                    "tensor": name,
+                    "file": path.name,
+                    "dtype": grid.codes.name,
+                    "shape": self.shapes[name],
+                    "scale": float(grid.scale),
+                    "zero_point": grid.zero_point,
+                }
+            )
+        manifest = {"target": self.chip.target.name, "tensors": rows}
+        (self.folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _stored(codes: Integer) -> np.dtype:
+    """numpy has no type of four bits that others can read."""
+    return np.dtype(f"{'' if codes.signed else 'u'}int{max(8, codes.bits)}")

@@ -1,0 +1,28 @@
+"""A bar for what takes more than two seconds, on a terminal only."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar with samples per second on a terminal, and nothing elsewhere: yields what is called with each count."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), rate)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, rate="")
+
+        def advance(count: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
+
+        yield advance
