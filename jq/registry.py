@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = Any  # a numpy array where the value is known while tracing, else a jax array
 Layout = Literal["plain", "same", "last"] | tuple[str, ...]
+Moves = Literal["by place", "by order"] | None  # which elements a rule gives hangs on where they are, or on their order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Op:
         Callable[[Mapping[str, Any]], tuple[str, int]] | None
     )  # attributes to weight and its output channels' axis
     quant: Quant
-    moves: bool  # the outputs are elements of the first input, so that the rule serves its integers too
+    moves: Moves  # the outputs are elements of the first input, so that the rule serves its integers too
     integer: Op | None  # the rule on integers with an exact scale
     inputs: tuple[str, ...]
     variadic: str | None
@@ -164,7 +165,7 @@ def op(
     bounds: tuple[float, float] | None = None,
     channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
     quant: Quant = _DEFAULT_QUANT,
-    moves: bool = False,
+    moves: Moves = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of an operator from opset `since` on.
 
@@ -177,8 +178,8 @@ def op(
     `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
     gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
     attributes to its weight parameter and the axis along which that may have one scale per output channel, and
-    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. A rule that `moves`
-    elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
+    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. A rule that
+    `moves` elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,19 +220,24 @@ def op(
 
 
 def integer(
-    *names: str, since: int = 1, domain: str = "", static: Sequence[str] = (), layout: Layout | None = None
+    *names: str,
+    since: int = 1,
+    domain: str = "",
+    static: Sequence[str] = (),
+    settled: Sequence[str] = (),
+    layout: Layout | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the integer rule of operators, beside their rule on floats.
 
-    Operands are `jq.integer.Fixed`, or the arrays of the graph where they are known; `ctx.target` is the chip. It
-    returns the exact result as a Fixed, or NotImplemented where there is none, and the node is computed in floats.
-    The layout is that of the float rule, if it does not state another.
+    Operands are `jq.integer.Fixed`; `static` ones are numpy arrays of the graph, and `settled` ones either. `ctx.target`
+    is the chip. The rule returns the exact result as a Fixed, or NotImplemented where there is none, and the node is
+    computed in floats. The layout is that of the float rule, if it does not state another.
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         inputs, variadic, keywords, takes_context = _signature(rule)
         for name in names:
-            _check_names(name, domain, since, {*inputs, variadic}, keywords, static)
+            _check_names(name, domain, since, {*inputs, variadic}, keywords, [*static, *settled])
             versions = _TABLE[domain, name]
             for index, entry in enumerate(versions):
                 if entry.since < since:
@@ -240,6 +246,7 @@ def integer(
                     entry,
                     rule=rule,
                     static=frozenset(static),
+                    settled=frozenset(settled),
                     layout=entry.layout if layout is None else layout,
                     inputs=inputs,
                     variadic=variadic,

@@ -145,7 +145,8 @@ class Chip:
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays, if they are those that the model declares."""
-        return self._float.checked(inputs)
+        arrays = {k: v if hasattr(v, "dtype") else np.asarray(v) for k, v in inputs.items()}
+        return self._float.checked(arrays)
 
     @functools.cached_property
     def _float(self) -> Any:

@@ -75,6 +75,7 @@ class Fixed:
     low: Fraction | None = None
     high: Fraction | None = None
     host: np.ndarray | None = None  # the integers of a weight, for bounds
+    floating: bool = False  # of scales that are no powers of two
     coded: bool = False  # the file has the integers themselves in this place, not what they stand for
     entry: bool = False  # quantized where it came in
     sticky: bool = False  # the last two bits say only where between two integers it lies
@@ -88,6 +89,11 @@ class Fixed:
     def waits(self) -> bool:
         """Whether an activation waits for the rounding."""
         return self.slope is not None or self.low is not None or self.high is not None
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether a scale, or a slope that waits, is one for each channel."""
+        return isinstance(self.scale, np.ndarray) or isinstance(self.slope, np.ndarray)
 
     @property
     def is_codes(self) -> bool:
@@ -108,6 +114,22 @@ class Fixed:
         wide = self.array.astype(jnp.int32)
         return wide - self.zero if self.zero else wide
 
+    @property
+    def is_increasing(self) -> bool:
+        """Whether a larger integer never stands for less."""
+        return self.slope is None or bool(np.all(np.asarray(self.slope) >= 0))
+
+    def settled(self) -> Fixed | None:
+        """The same without a cut that waits, if integers of the tensor can be cut as well."""
+        if self.slope is not None or self.grid is None or self.coded or not isinstance(self.scale, Fraction):
+            return None
+        ends = [None if end is None else end / self.scale + self.zero for end in (self.low, self.high)]
+        if any(end is not None and end.denominator != 1 for end in ends):
+            return None
+        least, most = np.iinfo(self.array.dtype).min, np.iinfo(self.array.dtype).max
+        low, high = (None if e is None else int(np.clip(int(e), least, most)) for e in ends)
+        return self.replace(array=jnp.clip(self.array, low, high), low=None, high=None, host=None)
+
     def span(self) -> tuple[int, int]:
         """The least and the largest integer without the zero point."""
         if self.grid is None:
@@ -117,7 +139,10 @@ class Fixed:
 
     def real(self) -> Array:
         """What the integers stand for, as float32."""
-        value = _dequantize(self.integers(), float32(self.scale))
+        scale = float32(self.scale)
+        if self.axis is not None and self.host is not None:  # a weight's axis is ONNX's
+            scale = scale.reshape([-1 if a == self.axis else 1 for a in range(self.host.ndim)])
+        value = _dequantize(self.integers(), scale)
         if self.slope is not None:
             value = jnp.where(value < 0, value * float32(self.slope), value)
         if self.low is not None:
@@ -152,6 +177,11 @@ class Table:
         """The integers that it is a function of."""
         return self.source.array
 
+    @property
+    def is_increasing(self) -> bool:
+        """Whether a larger integer never stands for less."""
+        return bool(np.all(np.diff(self.values) >= 0))
+
     def replace(self, **changes: Any) -> Table:
         """A copy with other integers, or other values."""
         return dataclasses.replace(self, source=self.source.replace(**changes))
@@ -185,7 +215,9 @@ def is_power_of_two(number: Fraction) -> bool:
     >>> is_power_of_two(Fraction(1, 8)), is_power_of_two(Fraction(3, 8))
     (True, False)
     """
-    return number.numerator & (number.numerator - 1) == 0 == number.denominator & (number.denominator - 1)
+    return number > 0 and number.numerator & (number.numerator - 1) == 0 == number.denominator & (
+        number.denominator - 1
+    )
 
 
 def position(scale: Fraction) -> int:
@@ -232,6 +264,9 @@ def float32(scale: Scale) -> np.ndarray:
 
 def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
     """Return the integers of a tensor of the file; None if the target has no exact way to them."""
+    if target.requantize == "float32" and isinstance(x, Fixed) and x.grid is not None and _rounds_twice(x, grid):
+        table = x.table()
+        x = x if table is None else table
     low, high = (np.clip(end, *grid.ends) for end in cut(x, grid, target))
     if isinstance(x, Table):
         entries = np.clip(x.nearest(grid, target.rounding) + grid.zero, low, high)
@@ -246,6 +281,11 @@ def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
             found = jnp.clip(whole, low, high).astype(grid.dtype)
     low, high = grid.ends
     return Fixed(found, grid.scale, max(grid.zero - low, high - grid.zero), grid.zero, grid, coded=True)
+
+
+def _rounds_twice(x: Fixed, grid: Grid) -> bool:
+    """Whether float32 rounds what integers of a tensor stand for, and once more in steps of another grid."""
+    return (x.floating or not is_power_of_two(grid.scale) or x.slope is not None) and not unchanged(x, grid)
 
 
 def unchanged(x: Fixed, grid: Grid | None) -> bool:
@@ -268,9 +308,10 @@ def cut(x: Fixed | Table, grid: Grid, target: Target) -> tuple[int, int]:
         low = _end(x.low, grid, target)
     if x.high is None:
         return low, high
-    if target.relu6 is not None and x.low == 0 and x.high == 6 and is_power_of_two(grid.scale):
-        return low, target.relu6 + grid.zero if position(grid.scale) <= target.relu6_position else high
-    return low, _end(x.high, grid, target)
+    six = x.low == 0 and x.high == 6 and is_power_of_two(grid.scale)
+    if six and target.relu6 is not None and position(grid.scale) <= target.relu6_position:
+        return low, target.relu6 + grid.zero
+    return low, min(high, _end(x.high, grid, target))
 
 
 def _end(number: Fraction, grid: Grid, target: Target) -> int:
@@ -322,29 +363,28 @@ def ties(x: Fixed, grid: Grid, target: Target) -> Array:
 def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) -> Array | None:
     """round(v * ratio) + zero, by the first form that is exact for the target."""
     ratios = np.asarray(ratio).reshape(-1)
-    numerator = max(abs(r.numerator) for r in ratios)
-    dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
-    mode, zero = target.rounding, grid.zero
-    if x.bound >= WIDEST:
+    if x.bound >= WIDEST or any(r < 0 for r in ratios):
         return None
+    mode, zero, shape = target.rounding, grid.zero, np.shape(ratio)
+    if target.requantize == "significand" and (x.floating or not is_power_of_two(grid.scale)):
+        return None if x.sticky else by_significand(v, _float32_ratio(x, grid, ratio), zero)
     if all(map(is_power_of_two, ratios)):
-        return round_shift(v, np.array([position(r) for r in ratios]).reshape(np.shape(ratio)), mode) + zero
-    if isinstance(ratio, Fraction) and 0 < numerator * x.bound < WIDEST:
-        # Float32, where that is what is modelled, has the product exactly too.
-        if dyadic and (target.requantize != "float32" or numerator * x.bound < 1 << FLOAT32_BITS):
-            return round_shift(v * numerator, ratio.denominator.bit_length() - 1, mode) + zero
-        if ratio.denominator <= WIDEST and target.requantize != "float32":
-            return round_divide(v * numerator, ratio.denominator, mode) + zero
-    if not all(ratios):
-        return jnp.full_like(v, zero)
-    if x.sticky or (x.slope is not None and not isinstance(x.slope, Fraction) and target.requantize != "float32"):
+        return round_shift(v, np.array([position(r) for r in ratios]).reshape(shape), mode) + zero
+    dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
+    most = max(r.numerator for r in ratios)
+    # Float32, where that is what is modelled, has short products exactly too.
+    room = WIDEST if target.requantize != "float32" else 1 << FLOAT32_BITS
+    shifts = np.array([r.denominator.bit_length() - 1 for r in ratios]).reshape(shape)
+    if dyadic and most * x.bound < room:
+        return round_shift(v * np.array([r.numerator for r in ratios], np.int32).reshape(shape), shifts, mode) + zero
+    if x.sticky:
         return None
     if target.requantize == "float32":
         return float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
-    if isinstance(ratio, Fraction) and dyadic and 0 < ratio.numerator < 1 << _SIGNIFICAND:
-        return round_product(v, ratio.numerator, ratio.denominator.bit_length() - 1, mode) + zero
-    if target.requantize == "significand":
-        return by_significand(v, _float32_ratio(x, grid, ratio), zero)
+    if dyadic and most < 1 << _SIGNIFICAND:
+        return round_product(v, np.array([r.numerator for r in ratios]).reshape(shape), shifts, mode) + zero
+    if isinstance(ratio, Fraction) and most * x.bound < WIDEST and ratio.denominator <= WIDEST:
+        return round_divide(v * most, ratio.denominator, mode) + zero
     return None
 
 

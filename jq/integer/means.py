@@ -28,7 +28,9 @@ def mean(x: Fixed, total: Any, sizes: Sequence[int], target: Target) -> Fixed | 
 def _mean(x: Fixed, total: Any, count: int, pairs: Sequence[tuple[int, int]], target: Target) -> Fixed | Table:
     if not x.is_codes or x.bound * count >= WIDEST or count == 0:
         return NotImplemented
-    sums = Fixed(total, x.scale, x.bound * count)
+    if x.floating and target.requantize == "float32":
+        return NotImplemented  # where each term is rounded before it is added
+    sums = Fixed(total, x.scale, x.bound * count, floating=x.floating)
     if target.reciprocals:
         factor = math.prod(Fraction(multiplier, 1 << shift) for multiplier, shift in pairs)
         causes = frozenset({"pool factor"} if factor != Fraction(1, count) else ())

@@ -18,7 +18,9 @@ from jq.numerics import WIDEST, round_shift
 Array = Any
 Multiply = Callable[[Array, Array, int], Array]  # of integers, weights and what pads the integers, to their sums
 
+_FINEST = 30  # bits below the products' grid that int32 has
 _SAME_SCALE = 2.0**-22  # a bias's float32 scale is that of its products, itself rounded
+_MOST_WORDS = 1 << 16
 _MAGNITUDES = 1 + 2.0**-10  # the error of a float32 sum of float32 magnitudes is far less
 
 
@@ -40,7 +42,10 @@ def products(
     bound = x.bound * (depth * w.bound if w.host is None else _column_sums(w, channel))
     scale: Scale = x.scale * (np.tile(w.scale, groups) if transposed and isinstance(w.scale, np.ndarray) else w.scale)
     wide = x.array.dtype == jnp.int16
-    if (bound >= WIDEST and not wide) or (wide and (x.zero or w.zero or target.requantize != "significand")):
+    # Of 16 bits, the sums are rounded until they fit, by at most 7 bits.
+    if wide and (x.zero or w.zero or target.requantize != "significand" or depth > _MOST_WORDS):
+        return NotImplemented
+    if not wide and bound >= WIDEST:
         return NotImplemented
 
     def signed(image: Array, zero: int) -> Array:
@@ -54,13 +59,15 @@ def products(
         return sums
 
     result = Fixed(
-        x.array, scale, bound, axis=None if isinstance(scale, Fraction) else -1, terms=depth,
+        x.array, scale, bound, axis=None if isinstance(scale, Fraction) else -1, terms=depth, floating=x.floating or w.floating,
         magnitude=lambda: _magnitudes(x, kernel, w.zero, multiply),
     )  # fmt: skip
     if wide:
         return _from_words(result, signed, b, depth)
-    if target.partial_sums is not None and not x.entry and groups == 1 and not transposed:
-        return _from_partial_sums(result, b, target.partial_sums, x, kernel, multiply)
+    if target.partial_sums is not None and groups == 1 and not transposed:
+        halves = _from_partial_sums(result, b, target.partial_sums, x, w, kernel, multiply)
+        if halves is not None:
+            return halves
     result = result.replace(array=signed(x.array, x.zero))
     return result if b is None else biased(result, b, target)
 
@@ -102,7 +109,9 @@ def biased(sums: Fixed, b: Fixed, target: Target) -> Fixed:
     if b.waits or b.sticky or not is_power_of_two(ratio) or ratio <= 1:
         return NotImplemented
     bits = position(1 / ratio)  # that the bias's grid is finer by
-    sums = sums.replace(finest=1 << bits)
+    if bits > _FINEST and b.bound >= 1 << _FINEST - 1:
+        return NotImplemented
+    sums, bits = sums.replace(finest=1 << bits), min(bits, _FINEST)  # beyond it, what there is of a bias is near zero
     integers = b.integers()
     if target.bias_guard is not None and bits > target.bias_guard:
         guard = target.bias_guard
@@ -170,7 +179,7 @@ def _from_words(result: Fixed, signed: Callable[[Array, int], Array], b: Fixed |
     )
     if b is not None:
         aligned = _aligned_bias(result, b)
-        if aligned is None:
+        if aligned is None or aligned[1] >= WIDEST // 2:
             return NotImplemented
         lower = lower + aligned[0]
     # The upper part is even on the grid that is rounded to, so it takes no part in the rounding.
@@ -198,18 +207,19 @@ def cascade(first: Sequence[Array], second: Sequence[Array], bias: Array, shift:
 
 
 def _from_partial_sums(
-    result: Fixed, b: Fixed | None, partial: PartialSums, x: Fixed, kernel: Array, multiply: Multiply
-) -> Fixed:
+    result: Fixed, b: Fixed | None, partial: PartialSums, x: Fixed, w: Fixed, kernel: Array, multiply: Multiply
+) -> Fixed | None:
+    """None where sums are not held so: in the first layer, of other than convolutions, of channels that do not divide."""
     channels, count = x.array.shape[-1], 2 * partial.chunks
-    if x.zero or channels % count or kernel.ndim < 3 or kernel.shape[-2] != channels:
-        return NotImplemented
+    if x.entry or x.zero or w.zero or channels % count or kernel.ndim < 3:
+        return None
     images, weights = jnp.split(x.array, count, axis=-1), jnp.split(kernel, count, axis=-2)
     parts = [multiply(image, weight, 0) for image, weight in zip(images, weights, strict=True)]
     bias: Array = jnp.zeros((), jnp.int32)
     if b is not None:
         aligned = _aligned_bias(result, b)
         if aligned is None:
-            return NotImplemented
+            return None
         bias = aligned[0]
         result = result.replace(bound=result.bound + aligned[1])
     sums = cascade(parts[: partial.chunks], parts[partial.chunks :], bias, partial.shift)

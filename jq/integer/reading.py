@@ -57,7 +57,9 @@ class Reading:
         graph = self.graph
         scope: Scope = {**graph.constants, **graph.params, **params, **inputs}
         scope |= {name: self._constant(name, value) for name, value in params.items() if _is_codes(graph.params[name])}
-        reader = Reader(self.lowering, demanded(graph, steering=True), _LARGE)
+        needed = demanded(graph, steering=True)
+        scope |= {name: array for name, array in graph.params.items() if name in needed}  # known while tracing
+        reader = Reader(self.lowering, needed, _LARGE)
         self.floats.clear()
         found: dict[str, Fixed] = {}
         for node in graph.nodes:
@@ -110,14 +112,13 @@ class Reading:
         if name in self.graph.arrays:
             return self.graph.arrays[name]
         array = value.array
+        if isinstance(array, layout.Packed):
+            array = layout.ordered(array, tuple(range(len(array.order))))
         inside = value.replace(array=getattr(array, "array", array))
         seen = _in_file(inside, inside.array) if isinstance(inside, Fixed) and inside.coded else inside.real()
         if isinstance(array, layout.ChannelsLast):
             return layout.ChannelsLast(seen)
-        if not isinstance(array, layout.Packed):
-            return seen
-        packed = dataclasses.replace(array, array=seen)
-        return packed if seen.ndim > 2 else layout.ordered(packed, (0, 1))  # matrix products take plain ones
+        return seen
 
     def _integers(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The rule on integers, one that moves them, or a table; NotImplemented if there is none."""
@@ -132,26 +133,54 @@ class Reading:
 
     def _ruled(self, rule: Op, node: Node, opset: int, values: list[Any]) -> Any:
         """The integer rule, on arrays in the order that it wants."""
-        static = set(rule.static_positions(len(values)))
-        arrays = self.graph.arrays
-        operands = [arrays.get(node.inputs[i], v) if i in static else v for i, v in enumerate(values)]
-        exactly = [v for v in operands if isinstance(v, (Fixed, Table))]
-        first = operands[0] if operands else None
-        if node.op_type not in QUANTIZERS and not all(
-            (isinstance(v, Fixed) and not v.coded) or v is None or i in static for i, v in enumerate(operands)
-        ):
+        operands = self._operands(rule, node, values)
+        if operands is None:
             return NotImplemented
         context = IntegerContext(node, opset, self.lowering, _no_subgraph, self.target)
         arguments, keywords = rule.bind(node, operands, defaults(node.op_type, node.domain, opset), context)
-        if not exactly:  # floats that come in
+        if not any(isinstance(v, (Fixed, Table)) for v in operands):  # values that come in
             return rule.rule(*arguments, **keywords)
-        return _in_order(rule, arguments, keywords) if first is not None else NotImplemented
+        result = _in_order(rule, arguments, keywords)
+        waiting = [v for v in operands if isinstance(v, Fixed) and v.waits]
+        if result is not NotImplemented or not waiting or node.op_type in QUANTIZERS:
+            return result
+        settled = {id(v): v.settled() for v in waiting}  # the activation before, now
+        if None in settled.values():
+            return NotImplemented
+        return _in_order(rule, [settled.get(id(a), a) for a in arguments], keywords)
+
+    def _operands(self, rule: Op, node: Node, values: list[Any]) -> list[Any] | None:
+        """What the rule takes of these values; None if that is not what they are."""
+        static, found = set(rule.static_positions(len(values))), list[Any]()
+        for index, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
+            settled = index < len(rule.inputs) and rule.inputs[index] in rule.settled
+            known = self.graph.arrays.get(name)
+            if index in static and value is not None:
+                number = known if known is not None else _number(value)
+                if number is None:
+                    return None
+                found.append(number)
+            elif settled and known is not None and not _is_codes(known):
+                found.append(known)
+            else:
+                found.append(value)
+                integers = isinstance(value, Fixed) and not value.coded
+                # A weight's channels lie where ONNX has them, which only products know.
+                weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
+                if node.op_type not in QUANTIZERS and value is not None and not integers:
+                    return None
+                if weight and rule.channels is None:
+                    return None
+        return found
 
     def _moved(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The float rule on the integers themselves."""
         first: Fixed | Table = values[0]
         others = [v for v in values[1:] if isinstance(v, (Fixed, Table))]
-        if others or (isinstance(first, Fixed) and first.axis is not None and entry.layout != "last"):
+        pools = entry.moves == "by order" and entry.layout == "last"
+        if others or (isinstance(first, Fixed) and first.per_channel and not (pools and first.host is None)):
+            return NotImplemented
+        if entry.moves == "by order" and not first.is_increasing:
             return NotImplemented
         scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}
         scope |= {n: a for n in node.inputs if (a := self.graph.arrays.get(n)) is not None}
@@ -197,8 +226,17 @@ def _is_rounding(node: Node) -> bool:
     return node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
+def _number(value: Any) -> np.ndarray | None:
+    """What known integers stand for; None of what is not known."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, Fixed) or value.host is None or value.per_channel or value.coded:
+        return None
+    return (value.host.astype(np.int32) - value.zero).astype(np.float32) * np.float32(value.scale)
+
+
 def _has_rule(entry: Op) -> bool:
-    return entry.integer is not None or entry.moves or entry.layout == "same"
+    return entry.integer is not None or entry.moves is not None or entry.layout == "same"
 
 
 def _no_subgraph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:

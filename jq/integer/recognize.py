@@ -44,6 +44,8 @@ _DEQUANTIZERS = {"VitisDequantizeLinear": VITIS, "ExtendedDequantizeLinear": QUA
 def recognize(graph: Graph, target: Target) -> Graph:
     """Return the graph in the one dialect, without what it only holds to simulate a chip that the target is."""
     graph = _quantizers(graph)
+    for node in graph.nodes:
+        _check(graph, node)
     graph = _constants(_operators(graph, target))
     if target.requantize == "shift":
         _refuse_scales(graph)
@@ -95,6 +97,42 @@ def _constants(graph: Graph) -> Graph:
             (arrays[node.outputs[0]],) = evaluate(node, graph.opset(), inputs)
             nodes[node] = None
     return graph.edit(nodes, arrays) if nodes else graph
+
+
+def _check(graph: Graph, node: Node) -> None:
+    """Raise a ModelError for a quantizer that has no meaning."""
+    read = _read(node)
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        triples = [(*node.inputs, "", "")[:3]]
+    elif read is not None:
+        triples = [*read[1], read[2]]
+    else:
+        return
+    for codes, scale, zero_point in triples:
+        array, zeros = graph.arrays.get(scale), graph.arrays.get(zero_point)
+        where = f"node {node.label!r} ({node.qualified}): the scale of {codes or node.outputs[0]!r}"
+        if array is None:
+            continue
+        if not np.issubdtype(array.dtype, np.floating) and array.dtype.kind != "V":
+            raise ModelError(f"{where} is of type {array.dtype}; it must be a float")
+        values = array.astype(np.float32)
+        if values.size and not (np.isfinite(values) & (values > 0)).all():
+            wrong = values[~(np.isfinite(values) & (values > 0))].reshape(-1)[0]
+            raise ModelError(f"{where} is {wrong:g}; it must be positive and finite")
+        if zeros is not None and zeros.size not in (1, values.size):
+            raise ModelError(f"{where} has {values.size} values, and its zero point {zeros.size}")
+        held = graph.arrays.get(codes)
+        if held is None or node.op_type == "QuantizeLinear":
+            continue
+        if zeros is not None and zeros.dtype != held.dtype:
+            raise ModelError(f"{where}: its zero point is {zeros.dtype}, and its integers are {held.dtype}")
+        channels = held.shape[node.attrs.get("axis", 1)] if _has_axis(node, held) else values.size
+        if node.op_type == "DequantizeLinear" and values.size not in (1, channels) and values.ndim == 1:
+            raise ModelError(f"{where} has {values.size} values for {channels} channels")
+
+
+def _has_axis(node: Node, array: np.ndarray) -> bool:
+    return -array.ndim <= node.attrs.get("axis", 1) < array.ndim
 
 
 def _refuse_scales(graph: Graph) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from jq.errors import ConfigError, suggest
 from jq.numerics import Mode
@@ -21,6 +21,13 @@ class PartialSums:
 
     shift: int
     chunks: int  # in each half
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.shift <= 16 and self.chunks >= 1):
+            raise ConfigError(f"{self}: the shift is of 0 to 16 bits, and there is at least one chunk")
+
+
+_BITS = {"bias_guard": 8, "add_guard": 16, "slope_shift": 16, "lerp_bits": 15}  # at most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +54,24 @@ class Target:
     partial_sums: PartialSums | None = None
 
     def __post_init__(self) -> None:
-        if self.rounding not in ("half_even", "half_up", "half_away", "floor"):
-            raise ConfigError(f"target {self.name!r}: no rounding {self.rounding!r}")
+        if self.rounding not in get_args(Mode):
+            raise ConfigError(f"target {self.name!r}: no rounding {self.rounding!r}; there are {get_args(Mode)}")
+        if self.requantize not in ("shift", "significand", "float32"):
+            raise ConfigError(f"target {self.name!r}: no way to requantize {self.requantize!r}")
+        for field, most in _BITS.items():
+            bits = getattr(self, field)
+            if bits is not None and not 0 <= bits <= most:
+                raise ConfigError(f"target {self.name!r}: {field}={bits}; it is None or of 0 to {most} bits")
+        if self.lerp_bits is not None and self.lerp_bits < 7:
+            raise ConfigError(f"target {self.name!r}: lerp_bits={self.lerp_bits}; it is None or of 7 to 15 bits")
+        if self.slope is not None and not 0 <= self.slope <= 1:
+            raise ConfigError(f"target {self.name!r}: slope={self.slope}; it is None or from 0 to 1")
+        if self.hard_sigmoid is not None and not (
+            0 < self.hard_sigmoid[0] < 1 << 12 and 0 <= self.hard_sigmoid[1] < 32
+        ):
+            raise ConfigError(
+                f"target {self.name!r}: hard_sigmoid={self.hard_sigmoid}; a multiplier of 12 bits and a shift"
+            )
 
 
 # onnxruntime on the QDQ model: exact but for what float32 loses.

@@ -204,31 +204,39 @@ def integer_minimum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
     return aligned(data_0, functools.partial(functools.reduce, jnp.minimum), ctx.target)
 
 
-@integer("Mul", since=7, static=("a", "b"))
+@integer("Mul", since=7, settled=("a", "b"))
 def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     """Of two tensors, or of one with a number, which may change the scale alone."""
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         if not (a.is_codes and b.is_codes) or a.bound * b.bound >= WIDEST:
             return NotImplemented
-        return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound)
+        floating = a.floating or b.floating
+        return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound, floating=floating)
     x, number = (a, b) if isinstance(a, Fixed) else (b, a)
-    if np.size(number) != 1 or not isinstance(number, np.ndarray) or number.dtype != np.float32 or x.waits:
+    if not isinstance(number, np.ndarray) or number.size != 1 or number.ndim > x.array.ndim or x.waits:
+        return NotImplemented
+    if number.dtype != np.float32 or not np.isfinite(number).all():
         return NotImplemented
     factor = exact(number.reshape(()))
     # Float32, where that is what is modelled, would round the product.
-    if factor <= 0 or (ctx.target.requantize == "float32" and not is_power_of_two(factor)):
+    if factor == 0 or (ctx.target.requantize == "float32" and not is_power_of_two(abs(factor))):
         return NotImplemented
-    return x.replace(scale=x.scale * factor, grid=None, array=x.integers(), zero=0)
+    array = x.integers() if factor > 0 else -x.integers()
+    return x.replace(scale=x.scale * abs(factor), grid=None, array=array, zero=0)
 
 
 @integer("Neg")
 def integer_negative(x: Fixed) -> Fixed:
-    return NotImplemented if x.sticky else Fixed(-x.integers(), x.scale, x.bound, axis=x.axis)
+    if x.sticky or x.waits:
+        return NotImplemented
+    return x.replace(array=-x.integers(), zero=0, grid=None)
 
 
 @integer("Abs")
 def integer_magnitude(x: Fixed) -> Fixed:
-    return NotImplemented if x.sticky else Fixed(jnp.abs(x.integers()), x.scale, x.bound, axis=x.axis)
+    if x.sticky or x.waits:
+        return NotImplemented
+    return x.replace(array=jnp.abs(x.integers()), zero=0, grid=None)
 
 
 @op("Einsum")
@@ -262,11 +270,26 @@ def clip(x: Array, min: Array | None = None, max: Array | None = None) -> Array:
 @integer("Clip", static=("min", "max"))
 def integer_clip(x: Fixed, min: Array | None = None, max: Array | None = None) -> Fixed:
     """Rounding keeps order, so the cut waits for it."""
-    ends = [None if end is None or not np.isfinite(end).all() else exact(np.reshape(end, ())) for end in (min, max)]
-    low, high = ends
-    if x.low is not None or x.high is not None or (low is not None and high is not None and low > high):
+    ends = []
+    for end, none in ((min, -np.inf), (max, np.inf)):
+        if end is not None and (np.size(end) != 1 or np.isnan(end).any() or np.any(end == -none)):
+            return NotImplemented
+        ends.append(None if end is None or np.any(end == none) else exact(np.reshape(end, ())))
+    return _cut_to(x, *ends)
+
+
+def _cut_to(x: Fixed, low: Fraction | None, high: Fraction | None) -> Fixed:
+    """A cut that waits, after the one that waits already."""
+    if low is not None and high is not None and low > high:
         return NotImplemented
-    return x.replace(low=low, high=high)
+
+    def inside(end: Fraction | None) -> Fraction | None:
+        if end is None:
+            return None
+        end = end if low is None else max(end, low)
+        return end if high is None else min(end, high)
+
+    return x.replace(low=low if x.low is None else inside(x.low), high=high if x.high is None else inside(x.high))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -378,7 +401,7 @@ def relu(x: Array) -> Array:
 
 @integer("Relu")
 def integer_relu(x: Fixed) -> Fixed:
-    return NotImplemented if x.low is not None or x.high is not None else x.replace(low=Fraction(0))
+    return _cut_to(x, Fraction(0), None)
 
 
 @op("LeakyRelu", layout="same", quant=Quant(absorbed=_always))
@@ -395,7 +418,7 @@ def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: IntegerContext) -> Fixed:
 
 def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -> Fixed:
     """A slope of negative values waits for the rounding; a chip has a fixed one, or one of so many bits."""
-    if x.waits or x.sticky:
+    if x.waits or x.sticky or np.any(slope < 0):
         return NotImplemented
     if fixed is not None:
         held: Scale = fixed
@@ -419,9 +442,9 @@ def integer_prelu(x: Fixed, slope: Fixed, *, ctx: IntegerContext) -> Fixed:
     if not isinstance(slope, Fixed) or slope.host is None or not isinstance(slope.scale, Fraction):
         return NotImplemented
     values = np.vectorize(lambda code: (int(code) - slope.zero) * slope.scale, otypes=[object])(slope.host)
-    if max(slope.array.shape[:-1], default=1) > 1 or np.any(values < 0):
+    if max(slope.array.shape[:-1], default=1) > 1 or slope.array.ndim > x.array.ndim:
         return NotImplemented
-    return _sloped(x, values.item() if values.size == 1 else values.reshape(-1), None, ctx.target.slope_shift)
+    return _sloped(x, values.item() if values.size == 1 else values.reshape(-1), None, None)
 
 
 @op("PRelu", quant=Quant(absorbed=_always))

@@ -312,7 +312,7 @@ def _argmax(x: Array, places: Sequence[np.ndarray], storage_order: int) -> Array
     return astype(found + images * math.prod(spatial), np.int64)
 
 
-@op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12), moves=True)
+@op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12), moves="by order")
 def max_pool(
     x: Array, *, auto_pad: str, ceil_mode: int = 0, dilations: Any, kernel_shape: Any, pads: Any,
     storage_order: int = 0, strides: Any, ctx: Context,
@@ -424,7 +424,7 @@ def integer_global_average_pool(x: Fixed, *, ctx: IntegerContext) -> Fixed | Tab
     return average(x, kernels.image_sums(x.array) - x.zero * math.prod(window), window, ctx.target)
 
 
-@op("GlobalMaxPool", layout="last", moves=True)
+@op("GlobalMaxPool", layout="last", moves="by order")
 def global_max_pool(x: Array) -> Array:
     return jnp.max(x, axis=_spatial(x), keepdims=True)
 

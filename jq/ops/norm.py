@@ -225,13 +225,16 @@ def softmax_of_matrix(x: Array, *, axis: int) -> Array:
 _LANES = 16  # that the chip adds up apart
 
 
-@integer("Softmax", since=13)
+@integer("Softmax")
 def integer_softmax(x: Fixed, *, axis: int, ctx: IntegerContext) -> Table:
     """The chip's: exponentials without a maximum, their sum's reciprocal and the products in bfloat16."""
     if not ctx.target.bfloat16_softmax or not x.is_codes or x.bound > 255:
         return NotImplemented
+    if ctx.opset < 13 and axis % x.array.ndim != x.array.ndim - 1:
+        return NotImplemented  # there it is over all axes from this one on
     low, high = x.span()
-    exponentials = np.exp(np.arange(low, high + 1).astype(np.float32) * np.float32(x.scale))
+    with np.errstate(over="ignore"):
+        exponentials = np.exp(np.arange(low, high + 1).astype(np.float32) * np.float32(x.scale))
     table = Table(x, exponentials.astype(ml_dtypes.bfloat16).astype(np.float32))
     bits = _softmax_bits(jnp.moveaxis(table.look_up(table.values), axis, -1))
     bits = jnp.moveaxis(bits, -1, axis)

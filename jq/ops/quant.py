@@ -19,7 +19,7 @@ from onnx import helper
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
-from jq.integer.fixed import Fixed, Grid, Table, exact, quantize, quantize_real, wrapped
+from jq.integer.fixed import Fixed, Grid, Table, exact, is_power_of_two, quantize, quantize_real, wrapped
 from jq.numerics import divide, rounded
 from jq.ops.nn import windows
 from jq.registry import Array, Context, IntegerContext, integer, op
@@ -149,8 +149,8 @@ def integer_quantize_linear(
     precision: int = 0, saturate: int = 1, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     """Where an integer program rounds; of floats, where it begins."""
-    dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8
-    if not isinstance(y_scale, np.ndarray) or isinstance(y_zero_point, jax.Array) or precision:
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8)
+    if precision or block_size:
         return NotImplemented
     grid = _grid(y_scale, y_zero_point, dtype if y_zero_point is None else y_zero_point.dtype)
     if grid is None:
@@ -168,19 +168,19 @@ def integer_dequantize_linear(
     ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
     """The same integers, with what they stand for. Weights may have a scale per channel, and biases 32 bits."""
-    if not isinstance(x_scale, np.ndarray) or isinstance(x_zero_point, jax.Array) or block_size:
+    if block_size:
         return NotImplemented
     if not isinstance(x, Fixed):  # integers that come in
         array = getattr(x, "array", x)
         grid = None if array.dtype == jnp.int32 else _grid(x_scale, x_zero_point, array.dtype)
-        return NotImplemented if grid is None else wrapped(x, grid).replace(coded=False)
+        return NotImplemented if grid is None else wrapped(x, grid).replace(coded=False, floating=_floats(grid.scale))
     if x.grid is None or not x.coded:
         return NotImplemented
     if x.host is None:
         grid = _grid(x_scale, x_zero_point, x.grid.codes)
         if grid is None or grid.codes != x.grid.codes:
             return NotImplemented
-        return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False)
+        return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False, floating=_floats(grid.scale))
     zero = np.reshape(0 if x_zero_point is None else x_zero_point, -1).astype(np.int64) - x.grid.middle
     scale = exact(x_scale.reshape(()) if x_scale.size == 1 else x_scale)
     if np.any(zero != zero[0]) or np.ndim(scale) > 1 or not np.all(scale > 0):
@@ -188,7 +188,13 @@ def integer_dequantize_linear(
     most = int(np.abs(x.host.astype(np.int64) - zero[0]).max(initial=0))
     along = None if isinstance(scale, Fraction) else axis % x.host.ndim
     grid = Grid(Fraction(1) if isinstance(scale, np.ndarray) else scale, int(zero[0]) + x.grid.middle, x.grid.codes)
-    return x.replace(scale=scale, zero=int(zero[0]), bound=most, axis=along, grid=grid, coded=False)
+    return x.replace(
+        scale=scale, zero=int(zero[0]), bound=most, axis=along, grid=grid, coded=False, floating=_floats(scale)
+    )
+
+
+def _floats(scale: Any) -> bool:
+    return not all(map(is_power_of_two, np.asarray(scale).reshape(-1)))
 
 
 @op("QuantizeLinear", domain=_MS, layout=("axis",))

@@ -71,7 +71,13 @@ _REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def _reduction(name: str, function: Callable[..., Array]) -> None:
-    @op(name, static=("axes",), host=True, layout=("axes",), moves=name in ("ReduceMax", "ReduceMin"))
+    @op(
+        name,
+        static=("axes",),
+        host=True,
+        layout=("axes",),
+        moves="by order" if name in ("ReduceMax", "ReduceMin") else None,
+    )
     def rule(data: Array, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Array:
         reduced = function(namespace(data), data, axis=_axes(axes, noop_with_empty_axes), keepdims=bool(keepdims))
         return astype(reduced, data.dtype)
@@ -90,10 +96,14 @@ def integer_mean(
 
 
 @integer("ReduceSum", static=("axes",))
-def integer_sum(data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Fixed:
+def integer_sum(
+    data: Fixed, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0, ctx: IntegerContext
+) -> Fixed:
     total, sizes = _integer_sum(data, axes, keepdims, noop_with_empty_axes)
     bound = data.bound * math.prod(sizes)
-    return Fixed(total, data.scale, bound) if data.is_codes and bound < WIDEST else NotImplemented
+    if not data.is_codes or bound >= WIDEST or (data.floating and ctx.target.requantize == "float32"):
+        return NotImplemented
+    return Fixed(total, data.scale, bound, floating=data.floating)
 
 
 def _integer_sum(data: Fixed, axes: Any, keepdims: int, noop_with_empty_axes: int) -> tuple[Array, list[int]]:

@@ -36,50 +36,50 @@ def size(x: Array) -> np.ndarray:
     return np.asarray(np.size(x), np.int64)
 
 
-@op("Identity", host=True, layout="same", moves=True)
+@op("Identity", host=True, layout="same", moves="by place")
 def identity(x: Any) -> Any:
     return x
 
 
-@op("Reshape", static=("shape",), host=True, quant=_MOVES, moves=True)
+@op("Reshape", static=("shape",), host=True, quant=_MOVES, moves="by place")
 def reshape(x: Array, shape: np.ndarray, *, allowzero: int = 0) -> Array:
     return x.reshape([x.shape[i] if d == 0 and not allowzero else int(d) for i, d in enumerate(shape)])
 
 
-@op("Flatten", host=True, quant=_MOVES, moves=True)
+@op("Flatten", host=True, quant=_MOVES, moves="by place")
 def flatten(x: Array, *, axis: int) -> Array:
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-@op("Transpose", host=True, quant=_MOVES, moves=True)
+@op("Transpose", host=True, quant=_MOVES, moves="by place")
 def transpose(x: Array, *, perm: Any = None) -> Array:
     return namespace(x).transpose(x, perm)
 
 
-@op("Squeeze", static=("axes",), host=True, quant=_MOVES, moves=True)
+@op("Squeeze", static=("axes",), host=True, quant=_MOVES, moves="by place")
 def squeeze(x: Array, axes: np.ndarray | None = None) -> Array:
     return namespace(x).squeeze(x, None if axes is None else _ints(axes))
 
 
-@op("Unsqueeze", static=("axes",), host=True, quant=_MOVES, moves=True)
+@op("Unsqueeze", static=("axes",), host=True, quant=_MOVES, moves="by place")
 def unsqueeze(x: Array, axes: np.ndarray) -> Array:
     return namespace(x).expand_dims(x, _ints(axes))
 
 
-@op("Expand", static=("shape",), host=True, moves=True)
+@op("Expand", static=("shape",), host=True, moves="by place")
 def expand(x: Array, shape: np.ndarray) -> Array:
     return namespace(x).broadcast_to(x, np.broadcast_shapes(x.shape, _ints(shape)))
 
 
-@op("Tile", static=("tiles", "axis"), host=True, moves=True)
+@op("Tile", static=("tiles", "axis"), host=True, moves="by place")
 def tile_one_axis(x: Array, tiles: np.ndarray, axis: np.ndarray) -> Array:
     repeats = [1] * x.ndim
     repeats[int(axis.item())] = int(tiles.item())
     return namespace(x).tile(x, repeats)
 
 
-@op("Tile", since=6, static=("repeats",), host=True, moves=True)
+@op("Tile", since=6, static=("repeats",), host=True, moves="by place")
 def tile(x: Array, repeats: np.ndarray) -> Array:
     times = _ints(repeats)
     _believe(namespace(x), (*x.shape, *times))
@@ -159,7 +159,7 @@ def integer_concat(*xs: Fixed, axis: int | None = None, ctx: IntegerContext) -> 
     return aligned(xs, lambda parts: concat(*parts, axis=axis), dataclasses.replace(ctx.target, add_guard=None))
 
 
-@op("Split", static=("split",), host=True, layout=("axis",), quant=_MOVES, moves=True)
+@op("Split", static=("split",), host=True, layout=("axis",), quant=_MOVES, moves="by place")
 def split(
     x: Array, split: np.ndarray | None = None, *, axis: int | None = None, num_outputs: int | None = None, ctx: Context
 ) -> tuple[Array, ...]:  # fmt: skip
@@ -186,7 +186,7 @@ def cut(x: Array, slices: dict[int, slice]) -> Array:
     return x[tuple(index)]
 
 
-@op("Slice", static=("starts", "ends", "axes", "steps"), host=True, layout=("axes",), moves=True)
+@op("Slice", static=("starts", "ends", "axes", "steps"), host=True, layout=("axes",), moves="by place")
 def slice_(
     x: Array, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None, steps: np.ndarray | None = None
 ) -> Array:  # fmt: skip
@@ -228,7 +228,7 @@ def integer_pad(
 ) -> Fixed:  # fmt: skip
     """What is put around must be one of the integers; an activation that waits must leave it."""
     fill = value if constant_value is None or np.size(constant_value) == 0 else np.asarray(constant_value).item()
-    if not isinstance(x.scale, Fraction) or not math.isfinite(fill):
+    if x.per_channel or not math.isfinite(fill):
         return NotImplemented
     code = Fraction(fill) / x.scale + x.zero
     low, high = (-x.bound, x.bound) if x.grid is None else x.grid.ends
@@ -257,7 +257,7 @@ def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Gather", host=True, quant=Quant(inputs=("x",), shares=True), moves=True)
+@op("Gather", host=True, quant=Quant(inputs=("x",), shares=True), moves="by place")
 def gather(x: Array, indices: Array, *, axis: int) -> Array:
     """Indices outside of the axis are an error where they are known, else clamped."""
     if namespace(x, indices) is np:
@@ -418,7 +418,7 @@ def reverse_sequence(x: Array, sequence_lens: Array, *, batch_axis: int, time_ax
     return jnp.moveaxis(y, (0, 1), (batch_axis, time_axis))
 
 
-@op("DepthToSpace", layout="last", moves=True)
+@op("DepthToSpace", layout="last", moves="by place")
 def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, h, w, c = x.shape
     b, depth = blocksize, c // blocksize**2
@@ -429,7 +429,7 @@ def depth_to_space(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     return x.reshape(n, h * b, w * b, depth)
 
 
-@op("SpaceToDepth", layout="last", moves=True)
+@op("SpaceToDepth", layout="last", moves="by place")
 def space_to_depth(x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, h, w, c = x.shape
     b = blocksize

@@ -97,6 +97,8 @@ def integer_resize(
     """The nearest elements; or bilinear, if the weights are exact in few bits or the chip has its own."""
     if coordinate_transformation_mode == "tf_crop_and_resize" or antialias or exclude_outside or mode == "cubic":
         return NotImplemented
+    if x.per_channel:
+        return NotImplemented
     rank = x.array.ndim
     places = [int(a) % rank for a in (range(rank) if axes is None else axes)]
     old = [x.array.shape[a] for a in places]

@@ -22,7 +22,7 @@ WIDE = 1 << 30  # what an accumulator of 32 bits holds where it is doubled once
 NEAR = Fraction(1, 20000)  # of an output's step: what float32 may be off by
 
 
-class NoForm(Exception):  # noqa: N818 - an answer, not an error
+class NoForm(Exception):
     """The description has no integer form for this step."""
 
 
@@ -214,10 +214,10 @@ def activated(steps: Ints, grid: Grid, chip: Chip, activation: Activation, room:
             return each(lambda v: max(v, Fraction(0)), steps), False
         case "Clip":
             six = 6 * power(grid.position)
-            if chip.sixes:
-                six = Fraction(96) if grid.position <= 4 else None
+            if chip.sixes and grid.position <= 4:  # beyond, int8 saturates below it
+                six = Fraction(96)
             steps = each(lambda v: max(v, Fraction(0)), steps)
-            return (steps if six is None else each(lambda v: min(v, six), steps)), False
+            return each(lambda v: min(v, six), steps), False
     if room >= WIDE:
         raise NoForm("an accumulator that a slope reads would have to be wider")
     if activation.kind == "LeakyRelu":

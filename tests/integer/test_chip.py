@@ -96,7 +96,7 @@ def test_16_bit_activations():
     """By bytes where a chip has a form for it, which is the exact product rounded; onnxruntime's is float32 alone."""
     model, feeds = quantized(XINT8_NAMES[0], "INT16_CNN_DEFAULT"), {"input": images()[:8]}
     exactly, floating = jq.integer.load(model, "aie2_even"), jq.integer.load(model, "ort")
-    assert max(differing(model, feeds).values()) < 1000  # of 150,000, where float32 adds in another order
+    assert max(differing(model, feeds, shared=True).values()) < 100  # of 150,000, as float32 adds in another order
     ours, theirs = (chip(feeds)["logits"] for chip in (exactly, floating))
     np.testing.assert_allclose(ours, theirs, atol=0.02)
     assert "Conv" not in {why for node, why in exactly.floats.items() if "conv" in node}
@@ -126,20 +126,18 @@ def test_models_of_other_tools(path):
 # ---------------------------------------------------------------------------------------------
 
 
-def float_equations(jaxpr, inside=False):
+def float_equations(jaxpr):
     """Equations on floats, those in functions of the float32 forms excepted."""
     for equation in jaxpr.eqns:
-        inner = [v for v in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr"))]
-        name = str(equation.params.get("name", ""))
+        inner = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr"))
         closed = [v for v in inner if hasattr(v, "jaxpr") or hasattr(v, "eqns")]
-        if closed:
-            if name in fixed.FLOAT32_FORMS:
-                continue
-            for sub in closed:
-                yield from float_equations(getattr(sub, "jaxpr", sub))
-        elif any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars)):
-            if equation.primitive.name not in MOVES:
-                yield equation
+        floats = any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars))
+        if equation.params.get("name") in fixed.FLOAT32_FORMS:
+            continue
+        for sub in closed:
+            yield from float_equations(getattr(sub, "jaxpr", sub))
+        if floats and not closed and equation.primitive.name not in MOVES:
+            yield equation
 
 
 MOVES = {"transpose", "reshape", "broadcast_in_dim", "squeeze", "slice", "concatenate", "copy"}
@@ -217,7 +215,7 @@ def test_a_scale_that_is_no_power_of_two_is_refused_by_name():
 
 
 def test_unknown_targets_and_float_models_are_refused():
-    with pytest.raises(jq.ConfigError, match="no target 'dpx'.*Did you mean 'dpu'"):
+    with pytest.raises(jq.ConfigError, match=r"no target 'dpx'.*Did you mean 'dpu'"):
         jq.integer.load(requantized(1, 1), "dpx")
     with pytest.raises(jq.ModelError, match="not quantized"):
         jq.integer.load(jq.zoo.path("fashion_resnet"))

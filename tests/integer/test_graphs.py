@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ from tests.integer.oracle import (
     CHIPS,
     Activation,
     Constant,
-    Exact,
     Found,
     Grid,
     NoForm,
@@ -313,7 +313,7 @@ class _Drawing:
         return self.products("Gemm", x, shape, outputs, transB=turned)
 
     def matmul(self, x: str) -> str:
-        *batch, rows, depth = self.shape(x)
+        *batch, _, depth = self.shape(x)
         if self.pick(True, False):
             return self.products("MatMul", x, (depth, self.count(1, 4)), 0)
         other = self.source((*batch, depth, self.count(1, 3)))
@@ -373,8 +373,6 @@ class _Drawing:
                 return self.add(Step("Reshape", (x,), "", Grid(0), {"shape": folded}))
         if rank != 4 or max(shape[2:]) > 6:
             return x
-        from fractions import Fraction
-
         scales = [
             self.pick(Fraction(1), Fraction(2), Fraction(1, 2) if n > 1 else Fraction(1), Fraction(3, 2))
             for n in shape[2:]
@@ -408,7 +406,8 @@ class _Drawing:
 def programs(draw: Callable[[Any], Any], first: str = "") -> Program:
     """One to four steps from one tensor, others coming in."""
     drawing = _Drawing(draw)
-    shapes = [(1, 2, 4, 4), (2, 3, 5, 3), (1, 4, 3, 3), (1, 1, 7, 7), (1, 8, 2, 2), (1, 3, 6, 6), (2, 4, 5), (1, 3, 4), (2, 5), (3, 4)]  # fmt: skip
+    images = [(1, 2, 4, 4), (2, 3, 5, 3), (1, 4, 3, 3), (1, 1, 7, 7), (1, 8, 2, 2), (1, 3, 6, 6)]
+    shapes = [*images, (2, 4, 5), (1, 3, 4), (2, 5), (3, 4)]
     x = drawing.source(draw(st.sampled_from(shapes)))
     for _ in range(draw(st.integers(1, 4))):
         x = draw(st.sampled_from(drawing.kinds(x)))(x)
@@ -485,13 +484,9 @@ def test_six_is_a_constant_of_the_chip(target, position):
     check(of_all("Identity", position, Grid(position + 1), activation=Activation("Clip")), target)
 
 
-@pytest.mark.xfail(strict=True, reason="a slope of 0 passes for a power of two: negatives are halved")
-@pytest.mark.parametrize("target", ["ort", "aie2_x1", "aie2_even"])
-@pytest.mark.parametrize("slope", [0.0, 0.001])
+@pytest.mark.parametrize(("target", "slope"), [("ort", 0.0), ("aie2_x1", 0.0), ("aie2_x1", 0.001), ("aie2_even", 0.0)])
 def test_a_slope_of_nothing(target, slope):
-    if target == "ort" and slope:
-        pytest.xfail("onnxruntime has the number as stored")
-    check(of_all("Identity", 4, Grid(4), activation=Activation("LeakyRelu", slope)), target)
+    check(of_all("Conv", 4, Grid(4), weight=EYE, activation=Activation("LeakyRelu", slope)), target)
 
 
 def slopes(*integers: int) -> Activation:
@@ -502,18 +497,16 @@ EYE = Constant(np.eye(4, dtype=int).reshape(4, 4, 1, 1) * 64, 6)
 
 
 @pytest.mark.parametrize("target", CHIPS)
-@pytest.mark.parametrize("integers", [(32, 64, 128, 16)])
+@pytest.mark.parametrize("integers", [(32, 64, 1, 16)])
 def test_slopes_per_channel_that_are_powers_of_two(target, integers):
     check(of_all("Conv", 4, Grid(5), weight=EYE, activation=slopes(*integers)), target)
 
 
-@pytest.mark.xfail(strict=True, reason="one slope of 0 makes all channels' negatives 0")
 @pytest.mark.parametrize("target", CHIPS)
 def test_one_of_the_slopes_is_nothing(target):
     check(of_all("Conv", 4, Grid(5), weight=EYE, activation=slopes(0, 26, 77, 3)), target)
 
 
-@pytest.mark.xfail(strict=True, reason="slopes per channel have an exact form in int32, but are left to float32")
 @pytest.mark.parametrize("target", CHIPS_ALONE)
 def test_slopes_per_channel(target):
     check(of_all("Conv", 4, Grid(5), weight=EYE, activation=slopes(26, 77, 3, 125)), target)
@@ -526,9 +519,8 @@ FINER = pytest.mark.xfail(strict=True, reason="a sticky bit of a fine bias is sh
 @pytest.mark.parametrize("cut", [3, 1, 0, pytest.param(-2, marks=FINER)])
 @pytest.mark.parametrize("bits", [15, 17, 20])
 def test_a_bias_too_fine_for_an_accumulator(target, cut, bits):
-    x = ALL.copy()
-    x[:, 1:] = 0
-    x = np.clip(x, -120, -60) + 90
+    x = np.zeros_like(ALL)
+    x[0, 0] = np.arange(-32, 32).reshape(8, 8)
     weight = Constant(np.tile(np.array([1, 127, 127, 127]).reshape(1, 4, 1, 1), (4, 1, 1, 1)), 4)
     bias = Constant(np.array([5, -7, 127, -128]), 8 + bits)
     step = Step("Conv", ("x0",), "t0", Grid(8 - cut), weight=weight, bias=bias)

@@ -7,7 +7,7 @@ from fractions import Fraction
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -20,7 +20,7 @@ from tests.integer.oracle import power, rounded
 
 MODES = ("half_up", "half_even", "half_away", "floor")
 INT32 = (-(1 << 31), (1 << 31) - 1)
-MANY = settings(max_examples=60, deadline=None, derandomize=True)
+MANY = settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
 
 WIDE = (
     st.integers(-WIDEST + 1, WIDEST - 1) | st.sampled_from([-WIDEST + 1, -1, 0, 1, WIDEST - 1]) | st.integers(-99, 99)
@@ -39,8 +39,10 @@ CASES = [
 MULTIPLIERS = st.integers(0, (1 << 24) - 1) | st.sampled_from([0, 1, 1 << 12, (1 << 12) - 1, 1 << 23, (1 << 24) - 1])
 
 
-def int32(values: list[int]) -> jnp.ndarray:
-    return jnp.asarray(np.array(values, np.int32))
+def int32(values: list[int], size: int = 64) -> jnp.ndarray:
+    """Of one size, so that nothing is compiled again."""
+    assert len(values) <= size
+    return jnp.asarray(np.pad(np.array(values, np.int32), (0, size - len(values))))
 
 
 def spread(v: list[int], columns: int) -> np.ndarray:
@@ -63,7 +65,7 @@ def test_a_shift_rounds_as_a_fraction_does(mode, v, shift):
     """To the left it saturates where int32 would wrap."""
     v += [n for n in around_ties(1, min(shift, 31)) if shift > 0]
     found = np.asarray(round_shift(int32(v), shift, mode)).tolist()
-    for number, got in zip(v, found, strict=True):
+    for number, got in zip(v, found, strict=False):
         exact = rounded(number * power(-shift), mode)
         if abs(exact) <= WIDEST // 2:
             assert got == exact, (number, shift)
@@ -72,7 +74,7 @@ def test_a_shift_rounds_as_a_fraction_does(mode, v, shift):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@given(v=st.lists(WIDE, min_size=12, max_size=30), shifts=st.lists(st.integers(0, 40), min_size=3, max_size=3))
+@given(v=st.lists(WIDE, min_size=30, max_size=30), shifts=st.lists(st.integers(0, 40), min_size=3, max_size=3))
 @MANY
 def test_a_shift_per_channel_is_each_of_them(mode, v, shifts):
     v = spread(v, 3)
@@ -89,7 +91,7 @@ def test_a_shift_per_channel_is_each_of_them(mode, v, shifts):
 @MANY
 def test_a_quotient_rounds_as_a_fraction_does(mode, v, divisor):
     v += [n for k in (-7, -1, 0, 1, 6) for n in ((2 * k + 1) * divisor // 2 + e for e in (-1, 0, 1)) if abs(n) < WIDEST]
-    found = np.asarray(round_divide(int32(v), divisor, mode)).tolist()
+    found = np.asarray(round_divide(int32(v), divisor, mode)).tolist()[: len(v)]
     assert found == [rounded(Fraction(n, divisor), mode) for n in v]
 
 
@@ -113,7 +115,7 @@ def test_a_product_is_rounded_once(mode, span, data, v, multiplier, zero):
     shift = data.draw(st.integers(*span))
     v = v + around_ties(multiplier, shift)
     found = np.asarray(round_product(int32(v), multiplier, shift, mode, zero)).tolist()
-    for number, got in zip(v, found, strict=True):
+    for number, got in zip(v, found, strict=False):
         assert_product(got, product(number, multiplier, shift, mode, zero), zero)
 
 
@@ -122,7 +124,7 @@ def test_a_product_is_rounded_once(mode, span, data, v, multiplier, zero):
 @MANY
 def test_a_product_per_channel_is_each_of_them(mode, span, data, v, zero):
     factors = data.draw(st.lists(st.tuples(MULTIPLIERS, st.integers(*span)), min_size=3, max_size=3))
-    v = np.array([*v, *(n for factor in factors for n in around_ties(*factor))], np.int32)[:, None].repeat(3, 1)
+    v = np.asarray(int32([*v, *(n for factor in factors for n in around_ties(*factor))], 96))[:, None].repeat(3, 1)
     multipliers, shifts = (np.array(part) for part in zip(*factors, strict=True))
     found = np.asarray(round_product(jnp.asarray(v), multipliers, shifts, mode, zero))
     for row, got in zip(v, found.tolist(), strict=True):
@@ -131,7 +133,7 @@ def test_a_product_per_channel_is_each_of_them(mode, span, data, v, zero):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@given(v=st.lists(WIDE, min_size=3, max_size=9), factors=st.tuples(MULTIPLIERS, MULTIPLIERS), zero=st.integers(-9, 9))
+@given(v=st.lists(WIDE, min_size=9, max_size=9), factors=st.tuples(MULTIPLIERS, MULTIPLIERS), zero=st.integers(-9, 9))
 @MANY
 def test_channels_on_both_sides_of_a_limb_do_not_mix(mode, v, factors, zero):
     """Where the last bit lies decides which half of the product is rounded."""
@@ -164,7 +166,7 @@ def test_a_significand_requantizes_the_exact_product(ends, data, v, zero):
     assert int(multiplier) * power(-int(shift)) == exact
     v = v + around_ties(int(multiplier), int(shift))
     found = np.asarray(by_significand(int32(v), np.float32(factor), zero)).tolist()
-    for number, got in zip(v, found, strict=True):
+    for number, got in zip(v, found, strict=False):
         assert_product(got, rounded(number * exact + zero, "half_even"), zero)
 
 
@@ -204,14 +206,14 @@ def test_partial_sums_are_held_in_sixteen_bits(parts, bias, shift):
 @pytest.mark.parametrize("grid", [INT8, UINT8], ids=repr)
 @pytest.mark.parametrize("mode", MODES)
 @given(
-    x=arrays(np.float32, 24, elements=st.floats(-(2.0**12), 2.0**12, width=32)),
+    x=arrays(np.float32, 24, elements=st.floats(-(2.0**12), 2.0**12, width=32, allow_subnormal=False)),
     position=st.integers(-8, 20),
-    zero=st.integers(0, 127),
+    zero=st.sampled_from([0, 3, 127]),
 )
 @MANY
 def test_floats_are_quantized_as_fractions(mode, grid, x, position, zero):
     """Ties, their float32 neighbours and what saturates, too."""
-    ties = (np.arange(-132, 132, 7) + np.float32(0.5)) * np.float32(2.0**-position)
+    ties = (np.arange(-132, 132, 7, dtype=np.float32) + np.float32(0.5)) * np.float32(2.0**-position)
     x = np.concatenate([x, ties, np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
     target = Target(name="test", rounding=mode)
     codes = Grid(power(-position), zero, grid)
@@ -219,6 +221,22 @@ def test_floats_are_quantized_as_fractions(mode, grid, x, position, zero):
     low, high = codes.ends
     exact = [rounded(Fraction(float(v)) * power(position), mode) for v in x]
     assert found == [min(max(n + codes.zero, low), high) for n in exact]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *(mode for mode in MODES if mode != "half_away"),
+        pytest.param("half_away", marks=pytest.mark.xfail(strict=True, reason="its fraction is rounded to a half")),
+    ],
+)
+def test_what_is_next_to_a_half_is_no_tie(mode):
+    """The fraction of -0.49999997 is no float32."""
+    x = np.nextafter(np.float32([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]), np.float32(0))
+    found = np.asarray(
+        quantize_real(jnp.asarray(x), Grid(Fraction(1), 0, INT8), Target(name="test", rounding=mode)).array
+    )
+    assert found.tolist() == [rounded(Fraction(float(v)), mode) for v in x]
 
 
 @pytest.mark.parametrize("mode", MODES)
