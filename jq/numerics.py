@@ -155,7 +155,7 @@ def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode,
     38
     """
     multiplier, shift = np.asarray(multiplier, np.int32), np.asarray(shift, np.int32)
-    if np.any((multiplier < 0) | (multiplier >> 2 * _LIMB > 0) | (shift < -6)):
+    if np.any((multiplier < 0) | (multiplier >> 2 * _LIMB > 0) | (shift < 0)):
         raise ValueError(f"a factor of {multiplier} / 2**{shift} is no multiplier of 24 bits and a shift")
     upper, lower = multiplier >> _LIMB, multiplier & _LOW
     top, bottom = v >> _LIMB, v & _LOW
@@ -169,16 +169,15 @@ def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode,
         right = np.minimum(shift, 24)
         most = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
         inside = (high >= -most) & (high <= most)
-        quotient = (jnp.clip(high, -most, most) << (24 - right)) + jnp.where(inside, low >> np.maximum(right, 0), 0)
-        rest = jnp.where(inside, low & ((1 << np.maximum(right, 0)) - 1).astype(np.int32), 0)
-        half = ((1 << np.maximum(right, 0)) >> 1).astype(np.int32)
+        quotient = (jnp.clip(high, -most, most) << (24 - right)) + jnp.where(inside, low >> right, 0)
+        rest, half = jnp.where(inside, low & ((1 << right) - 1), 0), (1 << right) >> 1
         return _rounded_pair(quotient, rest - half, half > 0, v, mode, zero)
 
     def beyond() -> Array:
         """Where it is one of `high`, so that `low` only tells a tie from what is above it."""
         right = np.clip(shift - 24, 1, 31).astype(np.int64)
         rest, half = high & ((1 << right) - 1).astype(np.int32), ((1 << right) >> 1).astype(np.int32)
-        return _rounded_pair(high >> right.astype(np.int32), rest - half + (low > 0), True, v, mode, zero)
+        return _rounded_pair(high >> right.astype(np.int32), 2 * (rest - half) + (low > 0), True, v, mode, zero)
 
     near = shift <= 24
     if near.all():

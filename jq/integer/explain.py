@@ -222,7 +222,10 @@ class _Site:
         """The source with its array alone, in the order in which it lies."""
         array = self.source.array if isinstance(self.source, (Fixed, Table, layout.ChannelsLast)) else self.source
         array = getattr(array, "array", array)
-        return self.source.replace(array=array) if isinstance(self.source, (Fixed, Table)) else array
+        if not isinstance(self.source, (Fixed, Table)):
+            return array
+        source = self.source.replace(array=array)
+        return (source.joined(self.grid) or source) if isinstance(source, Fixed) else source
 
     def plain(self, values: Array) -> Array:
         """What belongs to the source's elements, in ONNX's order."""
@@ -275,7 +278,7 @@ class _Site:
         source = self.flat
         if not isinstance(source, Fixed) or (source.magnitude is None and source.is_dyadic):
             return jnp.zeros((), bool)
-        if source.is_dyadic and source.bound * source.finest < 1 << FLOAT32_BITS:
+        if source.is_dyadic and self.source.bound * source.finest < 1 << FLOAT32_BITS:
             return jnp.zeros((), bool)
         sums = jnp.abs(source.integers()) if source.magnitude is None else source.magnitude()
         if source.is_dyadic:

@@ -26,6 +26,7 @@ Scale = Any  # a Fraction; or an array of them, one for each index of the last a
 
 FLOAT32_BITS = 24  # integers below 2**24 are exact in float32
 _SIGNIFICAND = 24
+_MOST_KEPT = 20  # bits of a fraction
 LARGEST_TABLE = 1 << 20
 
 
@@ -78,7 +79,9 @@ class Fixed:
     floating: bool = False  # of scales that are no powers of two
     coded: bool = False  # the file has the integers themselves in this place, not what they stand for
     entry: bool = False  # quantized where it came in
-    sticky: bool = False  # the last two bits say only where between two integers it lies
+    fraction: tuple[Array, int] | None = (
+        None  # what is still to be added: integers, and by how many bits they are finer
+    )
     terms: int = 1  # that were added up
     finest: int = 1  # how many steps of the finest grid, on which float32 would add, one of these integers has
     causes: frozenset[str] = frozenset()  # why this may not be what exact arithmetic on the model gives
@@ -121,7 +124,7 @@ class Fixed:
 
     def settled(self) -> Fixed | None:
         """The same without a cut that waits, if integers of the tensor can be cut as well."""
-        if self.slope is not None or self.grid is None or self.coded or not isinstance(self.scale, Fraction):
+        if self.slope is not None or not isinstance(self.scale, Fraction) or self.grid is None or self.coded:
             return None
         ends = [None if end is None else end / self.scale + self.zero for end in (self.low, self.high)]
         if any(end is not None and end.denominator != 1 for end in ends):
@@ -129,6 +132,24 @@ class Fixed:
         least, most = np.iinfo(self.array.dtype).min, np.iinfo(self.array.dtype).max
         low, high = (None if e is None else int(np.clip(int(e), least, most)) for e in ends)
         return self.replace(array=jnp.clip(self.array, low, high), low=None, high=None, host=None)
+
+    def joined(self, grid: Grid) -> Fixed | None:
+        """The same with its fraction, as far as that matters to rounding to a grid: to a bit below a half, and whether
+        there is more. What int32 then does not hold saturates in any case.
+        """
+        if self.fraction is None:
+            return self
+        if self.slope is not None or not self.is_dyadic or not is_power_of_two(grid.scale):
+            return None
+        integers, bits = self.fraction
+        keep = min(bits, max(0, position(grid.scale) - position(self.scale)) + 2)
+        if keep > _MOST_KEPT:
+            return None
+        most, dropped = WIDEST >> keep + 2, bits - keep
+        more = (integers & ((1 << dropped) - 1)) != 0
+        below = ((integers >> dropped) << 1) | more.astype(jnp.int32)
+        array = (jnp.clip(self.array, -most, most) << keep + 1) + below
+        return self.replace(array=array, scale=self.scale / 2 ** (keep + 1), bound=WIDEST - 1, fraction=None)
 
     def span(self) -> tuple[int, int]:
         """The least and the largest integer without the zero point."""
@@ -143,6 +164,8 @@ class Fixed:
         if self.axis is not None and self.host is not None:  # a weight's axis is ONNX's
             scale = scale.reshape([-1 if a == self.axis else 1 for a in range(self.host.ndim)])
         value = _dequantize(self.integers(), scale)
+        if self.fraction is not None:
+            value = value + _dequantize(self.fraction[0], float32(self.scale / 2 ** self.fraction[1]))
         if self.slope is not None:
             value = jnp.where(value < 0, value * float32(self.slope), value)
         if self.low is not None:
@@ -152,7 +175,12 @@ class Fixed:
     def table(self) -> Table | None:
         """The same as a function of the integers, if they are few enough."""
         low, high = self.span()
-        if high - low >= LARGEST_TABLE or not isinstance(self.scale, Fraction) or self.sticky or self.coded:
+        if (
+            high - low >= LARGEST_TABLE
+            or not isinstance(self.scale, Fraction)
+            or self.coded
+            or self.fraction is not None
+        ):
             return None
         values = np.arange(low, high + 1).astype(np.float32) * np.float32(self.scale)
         if isinstance(self.slope, np.ndarray):
@@ -334,6 +362,10 @@ def _nearest(values: np.ndarray, mode: Mode) -> np.ndarray:
 
 def rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
     """The integers of the grid, before they saturate."""
+    joined = x.joined(grid)
+    if joined is None:
+        return None
+    x = joined
     v, ratio = x.integers(), x.scale / grid.scale
     found = _multiplied(v, ratio, x, grid, target)
     if x.slope is not None and found is not None:
@@ -346,6 +378,8 @@ def ties(x: Fixed, grid: Grid, target: Target) -> Array:
     """Where what is rounded lies in the middle between two integers: there a number and its negative both go up."""
     if unchanged(x, grid):
         return jnp.zeros(x.array.shape, bool)
+    joined = x.joined(grid)
+    x = x if joined is None else joined
     origin, v = dataclasses.replace(grid, zero_point=grid.middle), x.integers()
     upwards = dataclasses.replace(target, rounding="half_up", requantize="shift")
 
@@ -367,7 +401,8 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
         return None
     mode, zero, shape = target.rounding, grid.zero, np.shape(ratio)
     if target.requantize == "significand" and (x.floating or not is_power_of_two(grid.scale)):
-        return None if x.sticky else by_significand(v, _float32_ratio(x, grid, ratio), zero)
+        factor = _float32_ratio(x, grid, ratio)
+        return by_significand(v, factor, zero) if np.all(factor < 2.0 ** (_SIGNIFICAND - 1)) else None
     if all(map(is_power_of_two, ratios)):
         return round_shift(v, np.array([position(r) for r in ratios]).reshape(shape), mode) + zero
     dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
@@ -377,8 +412,6 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
     shifts = np.array([r.denominator.bit_length() - 1 for r in ratios]).reshape(shape)
     if dyadic and most * x.bound < room:
         return round_shift(v * np.array([r.numerator for r in ratios], np.int32).reshape(shape), shifts, mode) + zero
-    if x.sticky:
-        return None
     if target.requantize == "float32":
         return float32_requantize(v, _float32_ratio(x, grid, ratio), zero)
     if dyadic and most < 1 << _SIGNIFICAND:
@@ -465,14 +498,15 @@ def quantize_real(x: Array, grid: Grid, target: Target) -> Fixed:
 def _quantize_real_(x: Array, scale: Array, mode: Mode, low: int, high: int, zero: int) -> Array:
     value = divide(x, scale)
     below = jnp.floor(value)
-    rest = value - below  # exact, as |value| < 2**24 wherever it does not saturate
+    rest = value - below  # at worst rounded to a half from above
     match mode:
         case "half_even":
             near = jnp.round(value)
         case "half_up":
             near = below + (rest >= 0.5)
-        case "half_away":
-            near = below + ((rest > 0.5) | ((rest == 0.5) & (value > 0)))
+        case "half_away":  # of the magnitude, whose fraction is exact
+            size = jnp.abs(value)
+            near = jnp.sign(value) * (jnp.floor(size) + (size - jnp.floor(size) >= 0.5))
         case "floor":
             near = below
     # NaN becomes the lowest code, as in onnxruntime.

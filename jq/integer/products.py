@@ -34,7 +34,14 @@ def products(
     `ones` the shape of a weight that sums the inputs of a group, `summed` the axes of the kernel that are summed over, and
     `channel` ONNX's axis of the outputs.
     """
-    if not x.is_codes or w.waits or w.sticky or w.grid is None or x.grid is None or w.array.dtype != jnp.int8:
+    if (
+        not x.is_codes
+        or w.waits
+        or w.fraction is not None
+        or w.grid is None
+        or x.grid is None
+        or w.array.dtype != jnp.int8
+    ):
         return NotImplemented
     if w.axis is not None and (w.host is None or w.axis != channel % w.host.ndim):
         return NotImplemented
@@ -106,7 +113,7 @@ def biased(sums: Fixed, b: Fixed, target: Target) -> Fixed:
     if aligned is not None:
         return _plus(sums, *aligned)
     ratio = sums.scale / b.scale if isinstance(sums.scale, Fraction) and isinstance(b.scale, Fraction) else Fraction(1)
-    if b.waits or b.sticky or not is_power_of_two(ratio) or ratio <= 1:
+    if b.waits or b.fraction is not None or not is_power_of_two(ratio) or ratio <= 1:
         return NotImplemented
     bits = position(1 / ratio)  # that the bias's grid is finer by
     if bits > _FINEST and b.bound >= 1 << _FINEST - 1:
@@ -119,12 +126,13 @@ def biased(sums: Fixed, b: Fixed, target: Target) -> Fixed:
         return _plus(sums, integers >> (bits - guard), b.bound >> (bits - guard))
     if (sums.bound << bits) + b.bound < WIDEST:
         return _plus(_finer(sums, bits), integers, b.bound)
-    # Where int32 does not hold the finer grid: of what lies between two integers, only whether it is nothing, less
-    # than a half, a half or more matters to rounding at or above the products' grid.
-    rest, half = integers & ((1 << bits) - 1), 1 << bits - 1
-    between = (rest > 0).astype(jnp.int32) + (rest >= half) + (rest > half)
-    sums = _finer(sums, 2).replace(sticky=True)
-    return _plus(sums, ((integers >> bits) << 2) | between, (b.bound >> bits) + 1 << 2)
+    # Where int32 does not hold the finer grid, the rounding decides how much of it matters.
+    more = (b.bound >> bits) + 1
+    return (
+        sums.replace(fraction=(integers, bits), bound=sums.bound + more)
+        if sums.bound + more < WIDEST
+        else NotImplemented
+    )
 
 
 def _finer(sums: Fixed, bits: int) -> Fixed:
@@ -133,7 +141,7 @@ def _finer(sums: Fixed, bits: int) -> Fixed:
 
 def _aligned_bias(sums: Fixed, b: Fixed) -> tuple[Array, int] | None:
     """A bias on the grid of the products and its largest magnitude, if that grid holds it."""
-    if b.waits or b.sticky:
+    if b.waits or b.fraction is not None:
         return None
     ratio = b.scale / sums.scale
     ratios = np.asarray(ratio).reshape(-1)

@@ -180,6 +180,8 @@ class Reading:
         pools = entry.moves == "by order" and entry.layout == "last"
         if others or (isinstance(first, Fixed) and first.per_channel and not (pools and first.host is None)):
             return NotImplemented
+        if isinstance(first, Fixed) and first.fraction is not None:
+            return NotImplemented
         if entry.moves == "by order" and not first.is_increasing:
             return NotImplemented
         scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}

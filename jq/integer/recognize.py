@@ -22,6 +22,7 @@ from jq.passes.npu.activations import SIXTH_FACTOR
 from jq.passes.npu.edits import static_shape, substitute
 from jq.passes.npu.pools import reduced_axes
 from jq.passes.npu.reciprocals import mean_factor, pool_factor
+from jq.registry import lookup
 from jq.trace import evaluate
 
 Triple = tuple[str, str, str]  # integers, scale and zero point
@@ -37,6 +38,7 @@ _ONE_OPERAND = {
 _TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
 # Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
 _PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})
+_NEWEST = 1 << 10  # opset: the newest rule
 _QUANTIZERS = {"VitisQuantizeLinear": VITIS, "ExtendedQuantizeLinear": QUARK, "QuantizeLinear": MICROSOFT}
 _DEQUANTIZERS = {"VitisDequantizeLinear": VITIS, "ExtendedDequantizeLinear": QUARK, "DequantizeLinear": MICROSOFT}
 
@@ -227,7 +229,8 @@ def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.nda
     operands = []
     for index, (codes, scale, zero) in enumerate(triples):
         operands.append(fresh(f"{codes}_{node.outputs[0]}_{index}", taken))
-        axis = {"axis": 0 if op_type == "Conv" else -1} if graph.arrays.get(scale, np.zeros(1)).size > 1 else {}
+        several = index == 1 and graph.arrays.get(scale, np.zeros(1)).size > 1
+        axis = {"axis": _channels(op_type, node)} if several else {}
         yield Node("DequantizeLinear", tuple(n for n in (codes, scale, zero) if n), (operands[-1],), axis)
     for bias in filter(None, others):
         x_scale, w_scale = (graph.arrays[t[1]] for t in triples)
@@ -239,6 +242,13 @@ def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.nda
     attrs = {k: v for k, v in node.attrs.items() if k not in ("channels_last", "opset")}
     yield Node(op_type, tuple(operands), (made,), attrs, node.name)
     yield Node("QuantizeLinear", tuple(n for n in (made, *result[1:]) if n), node.outputs)
+
+
+def _channels(op_type: str, node: Node) -> int:
+    """The axis of a weight's outputs."""
+    entry = lookup(Node(op_type, (), ()), _NEWEST)
+    assert entry is not None and entry.channels is not None
+    return entry.channels(node.attrs)[1]
 
 
 # ---------------------------------------------------------------------------------------------

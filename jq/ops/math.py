@@ -227,14 +227,14 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
 
 @integer("Neg")
 def integer_negative(x: Fixed) -> Fixed:
-    if x.sticky or x.waits:
+    if x.fraction is not None or x.waits:
         return NotImplemented
     return x.replace(array=-x.integers(), zero=0, grid=None)
 
 
 @integer("Abs")
 def integer_magnitude(x: Fixed) -> Fixed:
-    if x.sticky or x.waits:
+    if x.fraction is not None or x.waits:
         return NotImplemented
     return x.replace(array=jnp.abs(x.integers()), zero=0, grid=None)
 
@@ -418,7 +418,7 @@ def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: IntegerContext) -> Fixed:
 
 def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -> Fixed:
     """A slope of negative values waits for the rounding; a chip has a fixed one, or one of so many bits."""
-    if x.waits or x.sticky or np.any(slope < 0):
+    if x.waits or x.fraction is not None or np.any(slope < 0):
         return NotImplemented
     if fixed is not None:
         held: Scale = fixed

@@ -109,7 +109,7 @@ def integer_resize(
             rows[axis] = _coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
     if mode == "nearest":
         return x.replace(array=functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
-    if x.waits or x.sticky or not isinstance(x.scale, Fraction):
+    if x.waits or x.fraction is not None or not isinstance(x.scale, Fraction):
         return NotImplemented
     spans = {a: _taps(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}
     if ctx.target.lerp_bits is None:
