@@ -101,28 +101,32 @@ _LOW = (1 << _LIMB) - 1
 
 
 def round_shift(v: Array, shift: ArrayLike, mode: Mode) -> Array:
-    """Return round(v / 2**shift) of int32 within `WIDEST`; a negative shift multiplies, and saturates there.
+    """Return round(v / 2**shift) of int32; a negative shift multiplies, and saturates at `WIDEST`.
 
     >>> [int(round_shift(jnp.int32(-96), 6, mode)) for mode in ("half_up", "half_even", "half_away", "floor")]
     [-1, -2, -2, -2]
     """
-    shift = np.minimum(np.asarray(shift, np.int32), 31)
-    if np.any(shift < 0):
-        left = np.clip(-shift, 0, 30)
+    s = np.asarray(shift, np.int32)
+    if np.any(s < 0):
+        left = np.clip(-s, 0, 30)
         most = WIDEST >> left
         v = lax.shift_left(jnp.clip(v, -most, most), jnp.broadcast_to(jnp.int32(left), v.shape))
-        shift = np.maximum(shift, 0)
-    if not np.any(shift):
+        s = np.maximum(s, 0)
+    if np.any(s > 31):  # more than int32 knows; all that is left of v is whether it is nothing
+        v = jnp.where(s > 31, (v >> 8) | ((v & 255) != 0).astype(jnp.int32), v)
+        s = np.minimum(np.where(s > 31, s - 8, s), 31)
+    if not np.any(s):
         return v
-    half = (1 << shift.astype(np.int64) >> 1).astype(np.int32)
-    match mode:
-        case "half_up":
-            v = v + half
-        case "half_even":
-            v = v + (np.maximum(half - 1, 0) + ((v >> shift) & np.minimum(half, 1)))
-        case "half_away":
-            v = v + (half - jnp.where(v < 0, np.minimum(half, 1), 0))
-    return v >> shift
+    if mode == "half_up" and np.all(s > 1):
+        return ((v >> (s - 1)) + 1) >> 1
+    below = v >> s
+    if mode == "floor":
+        return below
+    # Compared with a half, not added to it: the sum might not fit.
+    rest = v & ((1 << s.astype(np.int64)) - 1).astype(np.int32)
+    half = np.maximum(1 << s.astype(np.int64) >> 1, 1).astype(np.int32)
+    tie: Array = {"half_up": 1, "half_even": below & 1, "half_away": (v >= 0).astype(jnp.int32)}[mode]
+    return below + (rest > half - tie).astype(jnp.int32)
 
 
 def round_divide(v: Array, divisor: int, mode: Mode) -> Array:
@@ -145,19 +149,27 @@ def round_divide(v: Array, divisor: int, mode: Mode) -> Array:
     return quotient + rises.astype(jnp.int32)
 
 
-def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode, zero: int = 0) -> Array:
-    """Return round(v * multiplier / 2**shift + zero) of int32 within `WIDEST`, exactly; saturates beyond int32.
+def round_product(
+    v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode, zero: int = 0, most: int = WIDEST
+) -> Array:
+    """Return round(v * multiplier / 2**shift + zero) of int32, exactly; saturates beyond `WIDEST`.
 
     The multiplier has 24 bits; multiplier and shift may be one per index of the last axis. The product of 54 bits is
-    held as high * 2**24 + low. `zero` decides which way a tie is even.
+    held as high * 2**24 + low. `zero` decides which way a tie is even. Where results beyond `most` are all one to the
+    caller, shorter products do for many factors.
 
     >>> int(round_product(jnp.int32(12345), 13314399, 32, "half_even"))
     38
     """
-    multiplier, shift = np.asarray(multiplier, np.int32), np.asarray(shift, np.int32)
-    if np.any((multiplier < 0) | (multiplier >> 2 * _LIMB > 0) | (shift < 0)):
-        raise ValueError(f"a factor of {multiplier} / 2**{shift} is no multiplier of 24 bits and a shift")
-    upper, lower = multiplier >> _LIMB, multiplier & _LOW
+    m, s = np.asarray(multiplier, np.int32), np.asarray(shift, np.int32)
+    if np.any((m < 0) | (m >> 2 * _LIMB > 0) | (s < 0)):
+        raise ValueError(f"a factor of {m} / 2**{s} is no multiplier of 24 bits and a shift")
+    upper, lower = m >> _LIMB, m & _LOW
+    # Beyond it, the result is, too.
+    limit = np.minimum(-(-most * 2.0**s // np.maximum(m, 1)), WIDEST).astype(np.int32)
+    if np.all(limit < 1 << 30 - _LIMB) and np.all((s > _LIMB) & (s < 2 * _LIMB + 12)):
+        v = jnp.clip(v, -limit, limit)
+        return _round_short(v, v * upper, v * lower, s - _LIMB, mode, zero)
     top, bottom = v >> _LIMB, v & _LOW
     middle, base = top * lower, bottom * lower
     carry = (middle & _LOW) + bottom * upper + (base >> _LIMB)
@@ -166,7 +178,7 @@ def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode,
 
     def within() -> Array:
         """Where the last bit is one of `low`."""
-        right = np.minimum(shift, 24)
+        right = np.minimum(s, 24)
         most = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
         inside = (high >= -most) & (high <= most)
         quotient = (jnp.clip(high, -most, most) << (24 - right)) + jnp.where(inside, low >> right, 0)
@@ -175,14 +187,26 @@ def round_product(v: Array, multiplier: ArrayLike, shift: ArrayLike, mode: Mode,
 
     def beyond() -> Array:
         """Where it is one of `high`, so that `low` only tells a tie from what is above it."""
-        right = np.clip(shift - 24, 1, 31).astype(np.int64)
+        right = np.clip(s - 24, 1, 31).astype(np.int64)
         rest, half = high & ((1 << right) - 1).astype(np.int32), ((1 << right) >> 1).astype(np.int32)
         return _rounded_pair(high >> right.astype(np.int32), 2 * (rest - half) + (low > 0), True, v, mode, zero)
 
-    near = shift <= 24
+    near = s <= 24
     if near.all():
         return within()
     return jnp.where(near, within(), beyond()) if near.any() else beyond()
+
+
+def _round_short(v: Array, upper: Array, lower: Array, shift: np.ndarray, mode: Mode, zero: int) -> Array:
+    """round((upper + lower / 2**12) / 2**shift) + zero: what is left of `lower` only tells a tie from what is above."""
+    total, half = upper + (lower >> _LIMB), (1 << shift >> 1).astype(np.int32)
+    if mode == "floor":
+        return (total >> shift) + zero
+    if mode == "half_up":
+        return ((total + half) >> shift) + zero
+    rises = ((total >> shift) + zero) & 1 if mode == "half_even" else (v >= 0).astype(jnp.int32)
+    more = ((lower & _LOW) != 0).astype(jnp.int32)
+    return ((total + (half - 1) + (rises | more)) >> shift) + zero
 
 
 def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: Mode, zero: int) -> Array:

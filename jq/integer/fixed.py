@@ -402,7 +402,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
     mode, zero, shape = target.rounding, grid.zero, np.shape(ratio)
     if target.requantize == "significand" and (x.floating or not is_power_of_two(grid.scale)):
         factor = _float32_ratio(x, grid, ratio)
-        return by_significand(v, factor, zero) if np.all(factor < 2.0 ** (_SIGNIFICAND - 1)) else None
+        return by_significand(v, factor, zero, _beyond(grid)) if np.all(factor < 2.0 ** (_SIGNIFICAND - 1)) else None
     if all(map(is_power_of_two, ratios)):
         return round_shift(v, np.array([position(r) for r in ratios]).reshape(shape), mode) + zero
     dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
@@ -421,6 +421,11 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
     return None
 
 
+def _beyond(grid: Grid) -> int:
+    """What no integer of a grid is away from its zero point."""
+    return 1 << grid.codes.bits + 1
+
+
 def _float32_ratio(x: Fixed, grid: Grid, ratio: Scale) -> np.ndarray:
     """The float32 factor: of the products' scale, itself rounded, over the output's; or as that times a slope."""
     if x.slope is None:
@@ -428,13 +433,15 @@ def _float32_ratio(x: Fixed, grid: Grid, ratio: Scale) -> np.ndarray:
     return float32(ratio)
 
 
-def by_significand(v: Array, factor: np.ndarray, zero: int) -> Array:
+def by_significand(v: Array, factor: np.ndarray, zero: int, most: int = WIDEST) -> Array:
     """round(v * factor + zero), half to even, of the exact product with a float32 factor or one per channel.
+
+    What is beyond `most` is only that.
 
     >>> int(by_significand(jnp.int32(-777), np.float32(0.05), 0))
     -39
     """
-    return round_product(v, *significand(factor), "half_even", zero)
+    return round_product(v, *significand(factor), "half_even", zero, most)
 
 
 def significand(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
