@@ -186,3 +186,82 @@ def test_conv_under_vmap(rng, weights_too):
 def test_taps_cover_the_window_in_order():
     places = [place for place, _ in kernels.taps(jnp.zeros((1, 5, 5, 1)), (2, 3), (1, 1), (1, 1), ((0, 0), (0, 0)), 0)]
     assert places == list(itertools.product(range(2), range(3)))
+
+
+# ---------------------------------------------------------------------------------------------
+# Integers: every form against sums of Python-sized integers
+# ---------------------------------------------------------------------------------------------
+
+INTEGER_CASES = CASES | {
+    "stem-7x7": (3, 8, 1, (7, 7), (2, 2), (1, 1), ((3, 3), (3, 3))),
+    "odd-channels": (6, 8, 1, (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    "large-window": (16, 8, 1, (7, 7), (1, 1), (1, 1), ((3, 3), (3, 3))),
+    "one-channel": (1, 8, 1, (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    "pointwise": (40, 8, 1, (1, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
+}
+
+
+def summed(x: np.ndarray, w: np.ndarray, group: int, strides, dilations, pads) -> np.ndarray:
+    """The convolution of integers in int64, tap by tap."""
+    x, w = np.pad(x.astype(np.int64), [(0, 0), *pads, (0, 0)]), w.astype(np.int64)
+    kernel, (depth, filters) = w.shape[:-2], w.shape[-2:]
+    count = [
+        (n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[1:-1], kernel, strides, dilations, strict=True)
+    ]
+    total = np.zeros((x.shape[0], *count, filters), np.int64)
+    for place in itertools.product(*map(range, kernel)):
+        cut = tuple(
+            slice(p * d, p * d + (c - 1) * s + 1, s)
+            for p, d, c, s in zip(place, dilations, count, strides, strict=True)
+        )
+        part, size = x[(slice(None), *cut)], filters // group
+        for g in range(group):
+            weight = w[place][:, g * size : (g + 1) * size]
+            total[..., g * size : (g + 1) * size] += part[..., g * depth : (g + 1) * depth] @ weight
+    return total
+
+
+@pytest.mark.parametrize("extreme", [False, True], ids=["random", "extreme"])
+@pytest.mark.parametrize("case", INTEGER_CASES.values(), ids=INTEGER_CASES)
+def test_integer_conv_is_exact(rng, case, extreme):
+    channels, filters, group, kernel, strides, dilations, pads = case
+    shape = (2, *(11, 13, 9)[: len(kernel)], channels)
+    values = [-128, 127] if extreme else np.arange(-128, 128)
+    x = rng.choice(values, shape).astype(np.int8)
+    w = rng.choice(values, (*kernel, channels // group, filters)).astype(np.int8)
+    window = {"strides": strides, "dilations": dilations, "pads": pads, "group": group}
+    found = jax.jit(lambda x, w: kernels.conv(x, w, dtype=jnp.int32, **window))(x, w)
+    np.testing.assert_array_equal(found, summed(x, w, group, strides, dilations, pads))
+
+
+@pytest.mark.parametrize(("kernel", "channels"), [((3, 3), 512), ((1, 1), 4608), ((7, 7), 24)])
+def test_integer_sums_beyond_what_float32_holds(kernel, channels):
+    """All products are (-128)**2: partial sums pass 2**24, where a float32 form would drop low bits."""
+    x = np.full((1, *kernel, channels), -128, np.int8)
+    w = np.full((*kernel, channels, 2), -128, np.int8)
+    x[..., 0], w[..., 0, :] = 127, 1  # so that the sum is no multiple of a power of two
+    unit = {"strides": (1, 1), "dilations": (1, 1), "pads": ((0, 0), (0, 0))}
+    found = np.asarray(jax.jit(lambda x, w: kernels.conv(x, w, dtype=jnp.int32, **unit))(x, w))
+    wanted = summed(x, w, 1, (1, 1), (1, 1), ((0, 0), (0, 0)))
+    assert wanted.min() >= 1 << 24
+    np.testing.assert_array_equal(found, wanted)
+    assert np.any(wanted != wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_integer_transposed_conv_is_exact(rng, group, dilation):
+    x = rng.integers(-128, 128, (2, 5, 6, 8)).astype(np.int8)
+    w = rng.integers(-128, 128, (3, 2, 8 // group, 6)).astype(np.int8)
+    options = {"strides": (2, 3), "dilations": (dilation,) * 2, "crops": ((1, 0), (0, 1)), "group": group}
+    found = kernels.conv_transpose(jnp.asarray(x), jnp.asarray(w), dtype=jnp.int32, **options)
+    floats = kernels.conv_transpose(jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32), **options)
+    assert np.abs(floats).max() < 1 << 24  # so that these are exact
+    np.testing.assert_array_equal(found, floats)
+
+
+def test_image_sums(rng):
+    for kind in (np.int8, np.int16):
+        x = rng.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1, (2, 9, 7, 5)).astype(kind)
+        wanted = x.astype(np.int64).sum((1, 2), keepdims=True)
+        np.testing.assert_array_equal(kernels.image_sums(jnp.asarray(x)), wanted)

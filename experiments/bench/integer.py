@@ -1,6 +1,6 @@
 """Quantized models in integers: jq against onnxruntime and its own float pass, interleaved in one run.
 
-    python experiments/bench/integer.py [MODEL.onnx:PREP ...] [--images NPZ] [--target aie2_x1] [--batch 8]
+    python experiments/bench/integer.py [MODEL.onnx:PREP ...] [--images NPZ] [--target NAME] [--batch 8]
         [--threads 2] [--devices 2]
 
 NPZ holds uint8 NHWC `images`; PREP is as in bench/calibrate.py. Without models it takes the bundled ones and
@@ -9,7 +9,7 @@ onnxruntime runs most in float; and u8s8, float scales with the int32 biases tha
 convolutions; how many it fuses is printed. Prints per model and way, each in processes of its own that are held to
 `--threads` cores, with one JAX device per core:
 
-* the best wall time over the rounds of jq's integer program for `--target`, of onnxruntime with its defaults but for
+* the best wall time over the rounds of jq's integer program, of onnxruntime with its defaults but for
   the number of threads, and of jq's float pass of the model before quantization; ratios of speeds, above 1 the
   integers are faster.
 * compile: seconds of the integer program's first call, less a later one, with an empty compilation cache.
@@ -34,7 +34,8 @@ import numpy as np
 from calibrate import PREPARE, bundled, elapsed, fresh, read_images, setup, versions
 from forward import best
 
-CONFIGS = {"XINT8": "XINT8", "u8s8": "INT8_CNN_DEFAULT"}
+# Each way with what jq computes as: float scales as onnxruntime's integer kernels do, so that both do the same.
+CONFIGS = {"XINT8": ("XINT8", "aie2_x1"), "u8s8": ("INT8_CNN_DEFAULT", "ort")}
 CALIBRATION = 64  # images; the measured ones come after them
 
 
@@ -46,7 +47,7 @@ def quantize(cores: Sequence[int], cache: str, entry: tuple[str, str], args: arg
     path, prep = entry
     x = read_images(prep, args.images, CALIBRATION + args.batch)
     np.save(f"{folder}/images.npy", x[CALIBRATION:])
-    for kind, config in CONFIGS.items():
+    for kind, (config, _) in CONFIGS.items():
         jq.quantize(path, x[:CALIBRATION], config, output=f"{folder}/{kind}.onnx")
 
 
@@ -106,7 +107,7 @@ def speed(
     session = session_of(path, threads, f"{folder}/optimized.onnx")
     name = session.get_inputs()[0].name
     try:
-        integer = jitted(*jq.integer.load(path, target=args.target).trace(), x, name)
+        integer = jitted(*jq.integer.load(path, target=args.target or CONFIGS[kind][1]).trace(), x, name)
         first = elapsed(integer)
     except jq.Error as error:  # not every target has float scales
         return {"refused": str(error)}
@@ -160,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="MODEL.onnx:PREP, float; without PREP it sees the bundled images")
     parser.add_argument("--images", type=Path, help="npz with uint8 NHWC `images`")
-    parser.add_argument("--target", default="aie2_x1", help="what jq computes as")
+    parser.add_argument("--target", help="what jq computes as [XINT8 aie2_x1, u8s8 ort]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--devices", type=int, default=None, help="JAX devices; by default one per thread")

@@ -20,8 +20,9 @@ import numpy as np
 
 from jq import files, layout
 from jq.graph import Graph, Node
-from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, cut, float32, rescaled, ties, unchanged
-from jq.integer.reading import Reading, codes
+from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32
+from jq.integer.reading import Reading, codes, rounds
+from jq.integer.rounding import cut, rescaled, ties, unchanged
 from jq.integer.target import ORT, Target
 
 if TYPE_CHECKING:
@@ -190,9 +191,9 @@ class _Explained:
             source, result = sources[name], found[name]
             if isinstance(source, Fixed):
                 self.factors[name] = source.deviation
-            assert result.grid is not None
-            site = _Site(source, result.grid, self.chip.target)
-            counts[name] = _counts(site, _Site(same[name], result.grid, ort.target), given[name], codes(shared[name]))
+            rounded = (source, result, self.chip.target), (same[name], shared[name], ort.target)
+            one, other = (_site(before, after, target) for before, after, target in rounded)
+            counts[name] = _counts(one, other, given[name], codes(shared[name]))
             counts[name]["diverged"] = jnp.sum(given[name] != codes(alone[name]))
         return outputs, given, counts
 
@@ -216,6 +217,7 @@ class _Site:
     source: Any  # a Fixed, a Table or floats
     grid: Grid
     target: Target
+    near: float = 0.0  # steps of the grid that the source may be off by
 
     @property
     def flat(self) -> Any:
@@ -237,7 +239,8 @@ class _Site:
         """What is rounded, in steps of the grid, as float32."""
         source, scale = self.flat, np.float32(self.grid.scale)
         if isinstance(source, Table):
-            return source.look_up(np.asarray(source.values, np.float32) / scale)
+            with np.errstate(all="ignore"):
+                return source.look_up(np.asarray(source.values, np.float32) / scale)
         if not isinstance(source, Fixed):
             return source / scale
         v, ratio = source.integers().astype(jnp.float32), source.scale / self.grid.scale
@@ -287,6 +290,14 @@ class _Site:
         return jnp.abs(self.steps - jnp.floor(self.steps) - 0.5) <= error
 
 
+def _site(source: Any, result: Fixed, target: Target) -> _Site:
+    """Where a tensor was rounded. What an integer operator of onnxruntime's rounds is within a half of what it gives."""
+    assert result.grid is not None
+    if source is None:
+        return _Site(result.replace(coded=False), result.grid, target, 0.5 + _NEAR)
+    return _Site(source, result.grid, target)
+
+
 def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Array]:
     differs, tie = mine != theirs, chip.plain(chip.ties())
     counts = {
@@ -307,7 +318,7 @@ def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Ar
 def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[str, Array]]:
     """The causes that a difference can have here, and where each applies; the first that does counts."""
     one, other = chip.plain(chip.steps), ort.plain(ort.steps)
-    near = jnp.abs(one - other) <= _NEAR * jnp.maximum(jnp.abs(one), jnp.abs(other))
+    near = jnp.abs(one - other) <= max(chip.near, ort.near) + _NEAR * jnp.maximum(jnp.abs(one), jnp.abs(other))
     # Onnxruntime rounds in float32 what is no power of two, and sums that are too long for it.
     loses = ort.plain(jnp.broadcast_to(ort.inexact() | _in_float32(ort), ort.steps.shape))
     yield "tie", near & tie & ((chip.target.rounding != ort.target.rounding) | loses)
@@ -327,7 +338,7 @@ def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[
 def _in_float32(site: _Site) -> bool:
     """Whether onnxruntime rounds more than sums here: quotients, functions, and scales that are no power of two."""
     source = site.source
-    return not isinstance(source, Fixed) or not source.is_dyadic or source.slope is not None
+    return site.near > 0 or not isinstance(source, Fixed) or not source.is_dyadic or source.slope is not None
 
 
 def _operators(graph: Graph) -> dict[str, str]:
@@ -337,6 +348,8 @@ def _operators(graph: Graph) -> dict[str, str]:
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear":
             found[node.outputs[0]] = chains.get(node.inputs[0], "")
+        elif rounds(node):
+            found[node.outputs[0]] = node.op_type
         elif node.op_type != "DequantizeLinear":
             before = next((chains[i] for i in node.inputs if chains.get(i)), "")
             chains |= dict.fromkeys(node.outputs, f"{before}+{node.op_type}" if before else node.op_type)

@@ -25,7 +25,7 @@ from jq.registry import IntegerContext, Op, defaults, lookup
 from jq.trace import Reader, demanded, evaluate
 
 Scope = dict[str, Any]
-Watch = Callable[[Node, Any, Fixed], None]  # a quantizer, what it rounds and what that becomes
+Watch = Callable[[Node, Any, Fixed], None]  # what rounds, what it rounds if that is known, and what that becomes
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _LARGE = 1 << 33  # bytes of a tensor that is believed
@@ -65,13 +65,13 @@ class Reading:
         for node in graph.nodes:
             self._step(reader, node, scope)
             result = scope[node.outputs[0]] if node.outputs and node.outputs[0] else None
-            if isinstance(result, Fixed) and _is_rounding(node):
+            if isinstance(result, Fixed) and rounds(node):
                 name = node.outputs[0]
                 found[name] = result
                 assert result.grid is not None
                 self.grids[name] = result.grid
-                if watch is not None and node.op_type == "QuantizeLinear":
-                    watch(node, scope[node.inputs[0]], result)
+                if watch is not None:
+                    watch(node, scope[node.inputs[0]] if node.op_type == "QuantizeLinear" else None, result)
                 if given is not None and name in given:
                     scope[name] = held(given[name], result)
         return {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}, found
@@ -224,7 +224,8 @@ class Reading:
         return dataclasses.replace(first, values=np.asarray(values_out))
 
 
-def _is_rounding(node: Node) -> bool:
+def rounds(node: Node) -> bool:
+    """Whether a node makes integers: a quantizer, or an integer operator of onnxruntime's."""
     return node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 

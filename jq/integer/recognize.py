@@ -22,7 +22,7 @@ from jq.passes.npu.activations import SIXTH_FACTOR
 from jq.passes.npu.edits import static_shape, substitute
 from jq.passes.npu.pools import reduced_axes
 from jq.passes.npu.reciprocals import mean_factor, pool_factor
-from jq.registry import lookup
+from jq.registry import attributes, lookup
 from jq.trace import evaluate
 
 Triple = tuple[str, str, str]  # integers, scale and zero point
@@ -285,6 +285,10 @@ def _factors(graph: Graph, node: Node) -> list[float]:
         known = [n for n in sizes if isinstance(n, int)]
         return [mean_factor(math.prod(known))] if len(known) == len(sizes) else []
     if node.op_type == "AveragePool":
+        attrs = attributes(graph, node)
+        padded = np.any(attrs.get("pads") or 0) or attrs["auto_pad"] != "NOTSET" or attrs.get("ceil_mode")
+        if padded and not attrs.get("count_include_pad"):
+            return []  # the chip counts the padding, so that this is the host's, and its factor with it
         window: Sequence[int | None] | None = node.attrs.get("kernel_shape")
     else:
         shape = static_shape(graph, node.inputs[0], 4)

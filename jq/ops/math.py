@@ -18,7 +18,8 @@ from onnx import helper
 
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INT8
-from jq.integer.fixed import Fixed, Grid, Scale, exact, is_power_of_two, position, quantize
+from jq.integer.fixed import Fixed, Grid, Scale, exact, is_power_of_two, position
+from jq.integer.rounding import quantize
 from jq.integer.sums import aligned
 from jq.numerics import WIDEST
 from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op, schema

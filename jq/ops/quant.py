@@ -19,7 +19,8 @@ from onnx import helper
 from jq import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
-from jq.integer.fixed import Fixed, Grid, Table, exact, is_power_of_two, quantize, quantize_real, wrapped
+from jq.integer.fixed import Fixed, Grid, Table, exact, is_power_of_two, wrapped
+from jq.integer.rounding import quantize, quantize_real
 from jq.numerics import divide, rounded
 from jq.ops.nn import windows
 from jq.registry import Array, Context, IntegerContext, integer, op

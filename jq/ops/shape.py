@@ -14,7 +14,8 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.integer.fixed import Fixed, unchanged
+from jq.integer.fixed import Fixed
+from jq.integer.rounding import unchanged
 from jq.integer.sums import aligned
 from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
 

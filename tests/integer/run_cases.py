@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 import jq
 from jq import blocks, numerics
 from jq.formats import BFLOAT16, BFP16, MXINT8
-from jq.integer import TARGETS, fixed, products
+from jq.integer import TARGETS, fixed, products, rounding
 from jq.ops import vision
 from jq.passes.npu.reciprocals import pool_multiplier
 
@@ -198,7 +198,7 @@ def round_shift(params: Case, inputs: Case, target: Any) -> Any:
 
 def round_shift_fp32(params: Case, inputs: Case, target: Any) -> Any:
     v, factor = jnp.asarray(inputs["v"], jnp.int32), np.float32(2.0 ** -params["shift"])
-    return _saturated(fixed.float32_requantize(v, factor, 0), params["bits"])
+    return _saturated(rounding.float32_requantize(v, factor, 0), params["bits"])
 
 
 def avgpool_factor(params: Case, inputs: Case, target: Any) -> Any:
@@ -212,13 +212,13 @@ def resize_bilinear(params: Case, inputs: Case, target: Any) -> Any:
     lerps = [Fraction(*params[key]) for key in ("y_lerp", "x_lerp")]
     spans = [(np.array([[0, 1]]), np.array([[float(1 - lerp), float(lerp)]])) for lerp in lerps]
     y = vision.chips_bilinear(x, spans, (0, 1), target.lerp_bits, target.rounding)
-    return fixed.codes_of(y, params["po"], target).item()
+    return rounding.codes_of(y, params["po"], target).item()
 
 
 def quantize(params: Case, inputs: Case, target: Any) -> Any:
     grid = fixed.Grid(Fraction(2) ** -params["p"], 0, jq.formats.INT8)
     own = jq.integer.Target(name="case", rounding=params["mode"])
-    return np.asarray(fixed.quantize_real(jnp.asarray(inputs["x"], jnp.float32), grid, own).array).tolist()
+    return np.asarray(rounding.quantize_real(jnp.asarray(inputs["x"], jnp.float32), grid, own).array).tolist()
 
 
 def conv_psum16(params: Case, inputs: Case, target: Any) -> Any:
@@ -229,8 +229,10 @@ def conv_psum16(params: Case, inputs: Case, target: Any) -> Any:
 
 def requant_sig24(params: Case, inputs: Case, target: Any) -> Any:
     factor, zero, low = np.float32(params["scale_f32"]), params["zp_out"], -128 if params["signed"] else 0
-    multiplier, shift = fixed.significand(factor)
-    out = np.clip(np.asarray(fixed.by_significand(jnp.asarray(inputs["acc"], jnp.int32), factor, zero)), low, low + 255)
+    multiplier, shift = rounding.significand(factor)
+    out = np.clip(
+        np.asarray(rounding.by_significand(jnp.asarray(inputs["acc"], jnp.int32), factor, zero)), low, low + 255
+    )
     return {"multiplier": int(multiplier), "shift": int(shift), "out": out.tolist()}
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import jq
-from jq.integer import fixed
+from jq.integer import fixed, rounding
 from tests.conftest import SHARED
 
 XINT8_NAMES = jq.zoo.models()
@@ -108,9 +108,8 @@ REFERENCES = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not REFERENCES, reason="the reference models are not part of this repository")
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_models_of_other_tools(path):
+def reference(path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model of another tool with one sample, or with as many as it takes."""
     model = onnx.load(path)
     stacked = np.load(SHARED / "quark_reference" / f"{path.name.split('.')[0]}.calib.npz")
     feeds = {}
@@ -118,7 +117,13 @@ def test_models_of_other_tools(path):
         dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
         sample = stacked[value.name]
         feeds[value.name] = sample[:1].reshape(dims) if all(dims) else sample[0]
-    assert differing(model, feeds) == {}
+    return model, feeds
+
+
+@pytest.mark.skipif(not REFERENCES, reason="the reference models are not part of this repository")
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_models_of_other_tools(path):
+    assert differing(*reference(path)) == {}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ def float_equations(jaxpr):
         inner = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "jaxpr"))
         closed = [v for v in inner if hasattr(v, "jaxpr") or hasattr(v, "eqns")]
         floats = any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars))
-        if equation.params.get("name") in fixed.FLOAT32_FORMS:
+        if equation.params.get("name") in rounding.FLOAT32_FORMS:
             continue
         for sub in closed:
             yield from float_equations(getattr(sub, "jaxpr", sub))

@@ -11,7 +11,7 @@ import pytest
 
 import jq
 from jq.cli import main
-from tests.integer.test_chip import XINT8_NAMES, chain, images, quantized
+from tests.integer.test_chip import REFERENCES, XINT8_NAMES, chain, images, quantized, reference
 
 DEVICES = ("dpu", "aie2_x1", "aie2_even")
 
@@ -24,6 +24,20 @@ def test_every_difference_has_a_cause(name, target):
     differs = sum(row.differs for row in log.rows)
     assert (differs > 0) == (target != "aie2_even")
     assert differs == sum(row.causes.get("tie", 0) for row in log.rows)
+
+
+@pytest.mark.skipif(not REFERENCES, reason="the reference models are not part of this repository")
+@pytest.mark.parametrize("target", jq.integer.TARGETS)
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_difference_on_models_of_other_tools_has_a_cause(path, target):
+    model, feeds = reference(path)
+    if target == "dpu" and "XINT8" not in path.name:
+        with pytest.raises(jq.ModelError, match="no power of two"):
+            jq.integer.load(model, target)
+        return
+    _, log = jq.integer.load(model, target).explain(feeds)
+    assert log.unexplained == 0
+    assert target != "ort" or all(row.differs == row.diverged == 0 for row in log.rows)
 
 
 def test_integers_are_those_of_the_run_and_the_first_divergence_is_the_first():

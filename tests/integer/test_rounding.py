@@ -13,8 +13,9 @@ from hypothesis.extra.numpy import arrays
 
 from jq.formats import INT8, UINT8
 from jq.integer import Target
-from jq.integer.fixed import Grid, by_significand, quantize_real, significand
+from jq.integer.fixed import Grid
 from jq.integer.products import cascade, word_shift
+from jq.integer.rounding import by_significand, quantize_real, significand
 from jq.numerics import WIDEST, round_divide, round_product, round_shift
 from tests.integer.oracle import power, rounded
 
