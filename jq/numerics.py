@@ -136,17 +136,7 @@ def round_divide(v: Array, divisor: int, mode: Mode) -> Array:
     [-1, -2, -2, -2]
     """
     quotient = jnp.floor_divide(v, divisor)
-    if mode == "floor":
-        return quotient
-    twice = 2 * (v - quotient * divisor) - divisor  # of the remainder, less a half
-    match mode:
-        case "half_up":
-            rises = twice >= 0
-        case "half_even":
-            rises = (twice > 0) | ((twice == 0) & (quotient & 1 == 1))
-        case "half_away":
-            rises = (twice > 0) | ((twice == 0) & (v > 0))
-    return quotient + rises.astype(jnp.int32)
+    return _rounded_pair(quotient, 2 * (v - quotient * divisor) - divisor, True, v, mode)
 
 
 def round_product(
@@ -179,9 +169,9 @@ def round_product(
     def within() -> Array:
         """Where the last bit is one of `low`."""
         right = np.minimum(s, 24)
-        most = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
-        inside = (high >= -most) & (high <= most)
-        quotient = (jnp.clip(high, -most, most) << (24 - right)) + jnp.where(inside, low >> right, 0)
+        end = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
+        inside = (high >= -end) & (high <= end)
+        quotient = (jnp.clip(high, -end, end) << (24 - right)) + jnp.where(inside, low >> right, 0)
         rest, half = jnp.where(inside, low & ((1 << right) - 1), 0), (1 << right) >> 1
         return _rounded_pair(quotient, rest - half, half > 0, v, mode, zero)
 
@@ -209,7 +199,7 @@ def _round_short(v: Array, upper: Array, lower: Array, shift: np.ndarray, mode: 
     return ((total + (half - 1) + (rises | more)) >> shift) + zero
 
 
-def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: Mode, zero: int) -> Array:
+def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: Mode, zero: int = 0) -> Array:
     """A quotient rounded: `above` has the sign of what is left of it less a half, if it has a fraction at all."""
     if mode == "floor":
         return quotient + zero

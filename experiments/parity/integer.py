@@ -22,7 +22,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ import onnxruntime as ort
 from real_models import PREPARE
 
 import jq
-from jq.integer.reading import codes
 
 TARGETS = ("dpu", "aie2_x1", "aie2_even")
 SIDE = 224  # of noise, where a model leaves it open
@@ -91,16 +90,6 @@ def exposed(model: onnx.ModelProto, names: Sequence[str]) -> ort.InferenceSessio
     return ort.InferenceSession(whole.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def led(chip: jq.integer.Chip) -> Callable[[Arrays, Arrays], dict[str, Any]]:
-    """The codes of each tensor as computed from given ones of all tensors before it."""
-
-    @jax.jit
-    def run(params: Any, feed: Arrays, given: Arrays) -> dict[str, Any]:
-        return {name: codes(x) for name, x in chip.reading.run(params, feed, given=given)[1].items()}
-
-    return lambda feed, given: run(chip.params, feed, given)
-
-
 def differing(got: Mapping[str, Any], want: Arrays) -> Counter[str]:
     found = Counter[str]()
     for name in want.keys() & got.keys():
@@ -127,7 +116,6 @@ def opened(model: onnx.ModelProto) -> tuple[jq.integer.Chip, list[str], ort.Infe
 def agreement(
     chip: jq.integer.Chip, names: Sequence[str], session: ort.InferenceSession, batches: Sequence[Arrays]
 ) -> dict[str, Any]:
-    from_theirs = led(chip)
     elements, differ, local, absent = 0, Counter[str](), Counter[str](), set[str]()
     for feed in batches:
         want = dict(zip(names, session.run(names, dict(feed)), strict=True))
@@ -135,7 +123,7 @@ def agreement(
         absent |= want.keys() - got.keys()
         elements += sum(want[name].size for name in want.keys() & got.keys())
         differ.update(differing(got, want))
-        local.update(differing(from_theirs(feed, want), want))
+        local.update(differing(chip.codes(feed, want), want))
     return {
         "tensors": len(names) - len(absent),
         "elements": elements,

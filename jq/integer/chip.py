@@ -17,9 +17,10 @@ from jq.batch import chunked
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
+from jq.integer.explain import Explained, Log, explain
 from jq.integer.reading import QUANTIZERS, Reading, centred, codes
 from jq.integer.recognize import recognize
-from jq.integer.target import Target, target_of
+from jq.integer.target import ORT, Target, target_of
 from jq.layout import Packed, weight_order
 from jq.onnx_read import load as load_graph
 from jq.passes.clean import remove_unused
@@ -93,11 +94,14 @@ class Chip:
         """
         return self._codes(self.params, self.checked(inputs), dict(given or {}))
 
-    def explain(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """The model's outputs, and a log of what happened in each node: see `jq.integer.Log`."""
-        from jq.integer.explain import explain  # not needed to run
-
+    def explain(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
+        """The model's outputs, and a log of what happened in each node."""
         return explain(self, inputs)
+
+    @functools.cached_property
+    def explained(self) -> Explained:
+        """The program that explains, beside what onnxruntime computes."""
+        return Explained(self, load(self.graph, ORT, self.reading.lowering))
 
     @property
     def floats(self) -> dict[str, str]:

@@ -20,16 +20,17 @@ import numpy as np
 
 from jq import files, layout
 from jq.graph import Graph, Node
-from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32
+from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32, position
 from jq.integer.reading import Reading, codes, rounds
 from jq.integer.rounding import cut, rescaled, ties, unchanged
-from jq.integer.target import ORT, Target
+from jq.integer.target import Target
 
 if TYPE_CHECKING:
     from jq.integer.chip import Chip
 
 Array = Any
 
+_CAUSE = "cause "  # in front of the causes among the counts
 _NEAR = 2.0**-20  # relative: float32 values of the same number differ by less, other numbers by more
 
 
@@ -135,7 +136,7 @@ def _sum(one: Row, other: Row) -> Row:
 
 def explain(chip: Chip, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
     """Return the model's outputs and the log of this batch."""
-    explained = _explained(chip)
+    explained = chip.explained
     outputs, integers, counts = explained.program(chip.params, explained.reference.params, chip.checked(inputs))
     operators = _operators(chip.reading.graph)
     factors = explained.factors
@@ -154,11 +155,8 @@ def _row(name: str, node: Node, operators: str, factor_error: float, counts: dic
     return Row(name, node.label, operators, factor_error=factor_error, causes=causes, **fields)
 
 
-_CAUSE = "cause "
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Explained:
+class Explained:
     """The program that counts, and what is known of it after it was traced."""
 
     chip: Chip
@@ -196,13 +194,6 @@ class _Explained:
             counts[name] = _counts(one, other, given[name], codes(shared[name]))
             counts[name]["diverged"] = jnp.sum(given[name] != codes(alone[name]))
         return outputs, given, counts
-
-
-@functools.lru_cache(maxsize=8)  # a batch after another is not traced again
-def _explained(chip: Chip) -> _Explained:
-    from jq.integer.chip import load
-
-    return _Explained(chip, load(chip.graph, ORT, chip.reading.lowering))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -272,6 +263,7 @@ class _Site:
         fixed = source.source if isinstance(source, Table) else source
         return jnp.max(jnp.abs(fixed.integers()), initial=0)
 
+    @functools.cached_property
     def inexact(self) -> Array:
         """Where float32 sums may round to another integer, by the sum of the magnitudes of all products.
 
@@ -305,7 +297,7 @@ def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Ar
         "ties": jnp.sum(tie),
         "saturated": jnp.sum(chip.saturated()),
         "largest": chip.largest(),
-        "inexact": jnp.sum(ort.plain(jnp.broadcast_to(ort.inexact(), ort.steps.shape))),
+        "inexact": jnp.sum(ort.plain(jnp.broadcast_to(ort.inexact, ort.steps.shape))),
         "differs": jnp.sum(differs),
     }
     left = differs
@@ -320,7 +312,7 @@ def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[
     one, other = chip.plain(chip.steps), ort.plain(ort.steps)
     near = jnp.abs(one - other) <= max(chip.near, ort.near) + _NEAR * jnp.maximum(jnp.abs(one), jnp.abs(other))
     # Onnxruntime rounds in float32 what is no power of two, and sums that are too long for it.
-    loses = ort.plain(jnp.broadcast_to(ort.inexact() | _in_float32(ort), ort.steps.shape))
+    loses = ort.plain(jnp.broadcast_to(ort.inexact | _in_float32(ort), ort.steps.shape))
     yield "tie", near & tie & ((chip.target.rounding != ort.target.rounding) | loses)
     if isinstance(chip.source, Fixed) and isinstance(ort.source, Fixed):
         ends, others = (cut(s.source, s.grid, s.target) for s in (chip, ort))
@@ -331,8 +323,19 @@ def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[
     if isinstance(chip.source, Table):
         causes = sorted(chip.source.source.causes)
     if causes:
-        yield "+".join(causes), ~near
+        yield "+".join(causes), ~near | _other_integers(chip, ort)
     yield "float32", near & loses
+
+
+def _other_integers(chip: _Site, ort: _Site) -> Array:
+    """Where sums differ in bits that float32 does not see: those that a chip cuts off."""
+    one, other = chip.flat, ort.flat
+    if not (isinstance(one, Fixed) and isinstance(other, Fixed) and one.is_dyadic and other.is_dyadic):
+        return jnp.zeros((), bool)
+    finer = position(other.scale) - position(one.scale)
+    if not 0 <= finer < 31:
+        return jnp.zeros((), bool)
+    return chip.plain((one.integers() << finer) != other.integers())
 
 
 def _in_float32(site: _Site) -> bool:

@@ -52,6 +52,12 @@ class Grid:
         return self.codes.qmin - self.middle, self.codes.qmax - self.middle
 
     @property
+    def bound(self) -> int:
+        """The largest magnitude without the zero point."""
+        low, high = self.ends
+        return max(self.zero - low, high - self.zero)
+
+    @property
     def dtype(self) -> np.dtype:
         """The signed type that holds them."""
         return np.dtype(np.int8 if self.codes.bits <= 8 else np.int16 if self.codes.bits <= 16 else np.int32)
@@ -86,6 +92,11 @@ class Fixed:
     deviation: float = 0.0  # by how much of itself a mean is off, as the chip has its reciprocal
     magnitude: Callable[[], Array] | None = None  # the sum of the absolute products, which bounds partial sums
 
+    @classmethod
+    def of(cls, array: Any, grid: Grid, *, entry: bool = False) -> Fixed:
+        """The integers of a tensor of the file, as it has them."""
+        return cls(array, grid.scale, grid.bound, grid.zero, grid, coded=True, entry=entry)
+
     @property
     def waits(self) -> bool:
         """Whether an activation waits for the rounding."""
@@ -110,6 +121,10 @@ class Fixed:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def holding(self, array: Any, **changes: Any) -> Fixed:
+        """A copy with other integers, and without what was known of these."""
+        return self.replace(array=array, host=None, magnitude=None, **changes)
+
     def integers(self) -> Array:
         """The integers without their zero point, as int32."""
         wide = self.array.astype(jnp.int32)
@@ -120,7 +135,7 @@ class Fixed:
         """Whether a larger integer never stands for less."""
         return self.slope is None or bool(np.all(np.asarray(self.slope) >= 0))
 
-    def settled(self) -> Fixed | None:
+    def cut_now(self) -> Fixed | None:
         """The same without a cut that waits, if integers of the tensor can be cut as well."""
         if self.slope is not None or not isinstance(self.scale, Fraction) or self.grid is None or self.coded:
             return None
@@ -129,7 +144,7 @@ class Fixed:
             return None
         least, most = np.iinfo(self.array.dtype).min, np.iinfo(self.array.dtype).max
         low, high = (None if e is None else int(np.clip(int(e), least, most)) for e in ends)
-        return self.replace(array=jnp.clip(self.array, low, high), low=None, high=None, host=None)
+        return self.holding(jnp.clip(self.array, low, high), low=None, high=None)
 
     def joined(self, grid: Grid) -> Fixed | None:
         """The same with its fraction, as far as that matters to rounding to a grid: to a bit below a half, and whether
@@ -164,30 +179,22 @@ class Fixed:
         value = _dequantize(self.integers(), scale)
         if self.fraction is not None:
             value = value + _dequantize(self.fraction[0], float32(self.scale / 2 ** self.fraction[1]))
-        if self.slope is not None:
-            value = jnp.where(value < 0, value * float32(self.slope), value)
-        if self.low is not None:
-            value = jnp.maximum(value, np.float32(self.low))
-        return value if self.high is None else jnp.minimum(value, np.float32(self.high))
+        return self._activated(jnp, value)
 
     def table(self) -> Table | None:
         """The same as a function of the integers, if they are few enough."""
         low, high = self.span()
-        if (
-            high - low >= LARGEST_TABLE
-            or not isinstance(self.scale, Fraction)
-            or self.coded
-            or self.fraction is not None
-        ):
+        if high - low >= LARGEST_TABLE or self.per_channel or self.coded or self.fraction is not None:
             return None
-        values = np.arange(low, high + 1).astype(np.float32) * np.float32(self.scale)
-        if isinstance(self.slope, np.ndarray):
-            return None
-        if self.slope is not None:
-            values = np.where(values < 0, values * np.float32(self.slope), values)
-        values = values if self.low is None else np.maximum(values, np.float32(self.low))
-        values = values if self.high is None else np.minimum(values, np.float32(self.high))
+        values = self._activated(np, np.arange(low, high + 1).astype(np.float32) * np.float32(self.scale))
         return Table(self.replace(host=None, slope=None, low=None, high=None), values)
+
+    def _activated(self, xp: Any, value: Array) -> Array:
+        """Values with the activation that waits."""
+        if self.slope is not None:
+            value = xp.where(value < 0, value * float32(self.slope), value)
+        value = value if self.low is None else xp.maximum(value, np.float32(self.low))
+        return value if self.high is None else xp.minimum(value, np.float32(self.high))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -209,8 +216,12 @@ class Table:
         return bool(np.all(np.diff(self.values) >= 0))
 
     def replace(self, **changes: Any) -> Table:
-        """A copy with other integers, or other values."""
+        """A copy with the source changed."""
         return dataclasses.replace(self, source=self.source.replace(**changes))
+
+    def holding(self, array: Any) -> Table:
+        """A copy with other integers."""
+        return dataclasses.replace(self, source=self.source.holding(array))
 
     def look_up(self, entries: np.ndarray) -> Array:
         """One of the entries for each integer of the source."""
@@ -302,6 +313,4 @@ def wrapped(codes: Any, grid: Grid) -> Fixed:
     """Integers of a file, as they are traced, in the order in which they lie."""
     moved = isinstance(codes, ChannelsLast)
     array = ((codes.array if moved else codes).astype(jnp.int32) - grid.middle).astype(grid.dtype)
-    low, high = grid.ends
-    bound = max(grid.zero - low, high - grid.zero)
-    return Fixed(ChannelsLast(array) if moved else array, grid.scale, bound, grid.zero, grid, coded=True)
+    return Fixed.of(ChannelsLast(array) if moved else array, grid)

@@ -96,14 +96,14 @@ def _column_sums(w: Fixed, channel: int) -> int:
 
 
 @jax.jit
-def _float32_sums(image: Array, kernel: Array) -> tuple[Array, Array]:
+def _float32_magnitudes(image: Array, kernel: Array) -> tuple[Array, Array]:
     """Magnitudes as floats."""
     return jnp.abs(image.astype(jnp.float32)), jnp.abs(kernel.astype(jnp.float32))
 
 
 def _magnitudes(x: Fixed, kernel: Array, w_zero: int, multiply: Multiply) -> Array:
     """No less than the sum of the absolute products, which no partial sum exceeds in whatever order."""
-    image, weight = _float32_sums(x.array.astype(jnp.int32) - x.zero, kernel.astype(jnp.int32) - w_zero)
+    image, weight = _float32_magnitudes(x.array.astype(jnp.int32) - x.zero, kernel.astype(jnp.int32) - w_zero)
     return multiply(image, weight, 0) * _MAGNITUDES
 
 

@@ -144,10 +144,10 @@ class Reading:
         waiting = [v for v in operands if isinstance(v, Fixed) and v.waits]
         if result is not NotImplemented or not waiting or node.op_type in QUANTIZERS:
             return result
-        settled = {id(v): v.settled() for v in waiting}  # the activation before, now
-        if None in settled.values():
+        done = {id(v): v.cut_now() for v in waiting}
+        if None in done.values():
             return NotImplemented
-        return _in_order(rule, [settled.get(id(a), a) for a in arguments], keywords)
+        return _in_order(rule, [done.get(id(a), a) for a in arguments], keywords)
 
     def _operands(self, rule: Op, node: Node, values: list[Any]) -> list[Any] | None:
         """What the rule takes of these values; None if that is not what they are."""
@@ -189,39 +189,30 @@ class Reading:
         scope[node.inputs[0]] = first.array
         reader.step(node, opset, scope)
         results = [scope[name] if name else None for name in node.outputs]
-        if isinstance(first, Fixed):
-            first = first.replace(magnitude=None)  # was of the tensor as it lay
         if len(results) > 1 and node.op_type != "Split":  # where an element was, say: no integer of the tensor's
-            return (first.replace(array=results[0], host=None), *results[1:])
-        return tuple(first.replace(array=array, host=None) for array in results)
+            return (first.holding(results[0]), *results[1:])
+        return tuple(map(first.holding, results))
 
     def _tabulated(self, node: Node, opset: int, values: list[Any]) -> Any:
         """An elementwise function of one tensor's integers, as the float rule computes it for each of them."""
-        sources = [v.source if isinstance(v, Table) else v for v in values if isinstance(v, (Fixed, Table))]
-        tables = [v.table() if isinstance(v, Fixed) else v for v in values if isinstance(v, (Fixed, Table))]
-        if (
-            any(isinstance(v, Fixed) and v.grid is None for v in values)
-            or any(t is None for t in tables)
-            or any(s.array is not sources[0].array for s in sources)
-        ):
-            return NotImplemented
         arrays: dict[str, np.ndarray] = {}
+        tables: list[Table] = []
         for name, value in zip(node.inputs, values, strict=True):
             if isinstance(value, (Fixed, Table)):
-                table = value if isinstance(value, Table) else value.table()
-                assert table is not None
+                table = value if isinstance(value, Table) else value.table() if value.grid is not None else None
+                if table is None or (tables and table.array is not tables[0].array):
+                    return NotImplemented
                 arrays[name] = table.values
+                tables.append(table)
             elif name:
                 number = self.graph.arrays.get(name)
                 if number is None or number.size != 1:
                     return NotImplemented
                 arrays[name] = number.reshape(())
-        (values_out,) = evaluate(node, opset, arrays)
-        first = tables[0]
-        assert first is not None
-        if np.shape(values_out) != first.values.shape or np.asarray(values_out).dtype != np.float32:
+        result = np.asarray(evaluate(node, opset, arrays)[0])
+        if result.shape != tables[0].values.shape or result.dtype != np.float32:
             return NotImplemented
-        return dataclasses.replace(first, values=np.asarray(values_out))
+        return dataclasses.replace(tables[0], values=result)
 
 
 def rounds(node: Node) -> bool:

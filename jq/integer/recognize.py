@@ -196,6 +196,8 @@ def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
         return None
     if node.op_type == "QGemm" and names[7]:
         return "Gemm", [triple(0), triple(3)], ("", names[7], names[8]), [names[6]]
+    if node.op_type == "QLinearSoftmax" and node.attrs.get("opset", 13) < 13:
+        return None  # over all axes from this one on, which the graph's Softmax may not mean
     if node.op_type in _ONE_OPERAND:
         return _ONE_OPERAND[node.op_type], [triple(0)], ("", names[3], names[4]), []
     if node.op_type == "QLinearConcat":

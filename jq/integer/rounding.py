@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.formats import INT8
 from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Scale, Table, float32, is_power_of_two, position, round_fraction
 from jq.integer.target import Target
 from jq.layout import ChannelsLast
@@ -25,14 +24,7 @@ Array = Any
 _SIGNIFICAND = 24
 
 # What is done in float32 is done in functions of these names, so that a program can be searched for any other.
-FLOAT32_FORMS = (
-    "_dequantize",
-    "_quantize_real",
-    "float32_requantize",
-    "_float32_region",
-    "_float32_sums",
-    "_softmax_bits",
-)
+FLOAT32_FORMS = ("_dequantize", "_quantize_real", "float32_requantize", "_float32_magnitudes", "_softmax_bits")
 
 
 def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
@@ -44,16 +36,14 @@ def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
     if isinstance(x, Table):
         entries = np.clip(x.nearest(grid, target.rounding) + grid.zero, low, high)
         found: Array = x.look_up(entries.astype(grid.dtype))
+    elif unchanged(x, grid):
+        found = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
     else:
-        if unchanged(x, grid):
-            found = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
-        else:
-            whole = rescaled(x, grid, target)
-            if whole is None:
-                return None
-            found = jnp.clip(whole, low, high).astype(grid.dtype)
-    low, high = grid.ends
-    return Fixed(found, grid.scale, max(grid.zero - low, high - grid.zero), grid.zero, grid, coded=True)
+        whole = rescaled(x, grid, target)
+        if whole is None:
+            return None
+        found = jnp.clip(whole, low, high).astype(grid.dtype)
+    return Fixed.of(found, grid)
 
 
 def _rounds_twice(x: Fixed, grid: Grid) -> bool:
@@ -63,13 +53,9 @@ def _rounds_twice(x: Fixed, grid: Grid) -> bool:
 
 def unchanged(x: Fixed, grid: Grid | None) -> bool:
     """Whether the integers of a tensor are those of another one: at most cut."""
-    if x.grid is None or grid is None:
+    if x.grid is None or grid is None or x.grid.codes != grid.codes:
         return False
-    return (
-        x.grid is not None
-        and x.grid.codes == grid.codes
-        and (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
-    )
+    return (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
 
 
 def cut(x: Fixed | Table, grid: Grid, target: Target) -> tuple[int, int]:
@@ -193,21 +179,13 @@ def float32_requantize(v: Array, factor: Array, zero: Array) -> Array:
     return jnp.clip(jnp.round(rounded(v.astype(jnp.float32) * factor)), -WIDEST, WIDEST).astype(jnp.int32) + zero
 
 
-def codes_of(x: Fixed | Table, at: int, target: Target) -> np.ndarray:
-    """The int8 that a target makes of integers at a position, as numpy."""
-    found = quantize(x, Grid(Fraction(2) ** -at, 0, INT8), target)
-    assert found is not None
-    return np.asarray(found.array)
-
-
 def quantize_real(x: Array, grid: Grid, target: Target) -> Fixed:
     """The integers of a tensor of floats, where these come into a quantized region."""
     moved = isinstance(x, ChannelsLast)
     low, high = grid.ends
     found = _quantize_real(x.array if moved else x, np.float32(grid.scale), target.rounding, low, high, grid.zero)
     found = found.astype(grid.dtype)
-    bound = max(grid.zero - low, high - grid.zero)
-    return Fixed(ChannelsLast(found) if moved else found, grid.scale, bound, grid.zero, grid, coded=True, entry=True)
+    return Fixed.of(ChannelsLast(found) if moved else found, grid, entry=True)
 
 
 def _quantize_real_(x: Array, scale: Array, mode: Mode, low: int, high: int, zero: int) -> Array:

@@ -80,7 +80,7 @@ def simulate(
     names = [v.name for v in chip.graph.outputs]
     logs, mine, theirs = [], list[dict[str, Any]](), list[dict[str, Any]]()
     total = source.length if limit is None else min(limit, source.length or limit)
-    with progress_bar("simulating", total) as advance, _Dump.to(dump, chip) as dumped:
+    with progress_bar("simulate", total) as advance, _Dump.to(dump, chip) as dumped:
         for feed, count in _batches(chip, source, limit):
             outputs, log = chip.explain(feed)
             dumped.append(log.codes)
@@ -148,19 +148,19 @@ class _Dump:
             yield cls(None, chip)
             return
         final = Path(folder)
-        if final.exists() and not (final / _MANIFEST).is_file():
+        if final.exists() and not _is_dump(final):
             raise ConfigError(f"--dump {final} exists and is no earlier dump; give the name of a new folder")
         draft = final.with_name(f".{final.name}.draft")
         try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
+            with _writing(final):
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir(parents=True)
             dump = cls(draft, chip)
             yield dump
-            dump.finish()
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(draft, final)
-        except OSError as error:
-            raise DataError(f"cannot write {final}: {error.strerror or error}") from error
+            with _writing(final):
+                dump.finish()
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(draft, final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -176,7 +176,7 @@ class _Dump:
                 raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
             self.shapes[name][0] += len(array)
             kind = _stored(self.chip.reading.grids[name].codes)
-            with self.files[name].open("ab") as file:
+            with _writing(self.folder), self.files[name].open("ab") as file:
                 file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
 
     def finish(self) -> None:
@@ -200,6 +200,23 @@ class _Dump:
             )
         manifest = {"target": self.chip.target.name, "tensors": rows}
         (self.folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _is_dump(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a manifest of ours lists."""
+    try:
+        listed = {row["file"] for row in json.loads((folder / _MANIFEST).read_text())["tensors"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return {path.name for path in folder.iterdir()} <= listed | {_MANIFEST}
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _stored(codes: Integer) -> np.dtype:

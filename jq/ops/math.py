@@ -214,7 +214,9 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
         floating = a.floating or b.floating
         return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound, floating=floating)
     x, number = (a, b) if isinstance(a, Fixed) else (b, a)
-    if not isinstance(number, np.ndarray) or number.size != 1 or number.ndim > x.array.ndim or x.waits:
+    if not isinstance(number, np.ndarray) or number.size != 1 or number.ndim > x.array.ndim:
+        return NotImplemented
+    if x.waits or x.fraction is not None:
         return NotImplemented
     if number.dtype != np.float32 or not np.isfinite(number).all():
         return NotImplemented
@@ -223,21 +225,21 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     if factor == 0 or (ctx.target.requantize == "float32" and not is_power_of_two(abs(factor))):
         return NotImplemented
     array = x.integers() if factor > 0 else -x.integers()
-    return x.replace(scale=x.scale * abs(factor), grid=None, array=array, zero=0)
+    return x.holding(array, scale=x.scale * abs(factor), grid=None, zero=0)
 
 
 @integer("Neg")
 def integer_negative(x: Fixed) -> Fixed:
     if x.fraction is not None or x.waits:
         return NotImplemented
-    return x.replace(array=-x.integers(), zero=0, grid=None)
+    return x.holding(-x.integers(), zero=0, grid=None)
 
 
 @integer("Abs")
 def integer_magnitude(x: Fixed) -> Fixed:
     if x.fraction is not None or x.waits:
         return NotImplemented
-    return x.replace(array=jnp.abs(x.integers()), zero=0, grid=None)
+    return x.holding(jnp.abs(x.integers()), zero=0, grid=None)
 
 
 @op("Einsum")

@@ -186,16 +186,25 @@ def _transposed_pads(
     return cuts
 
 
+def _transposed_windows(
+    spatial: Sequence[int], kernel: Sequence[int], strides: Any, dilations: Any, pads: Any, output_padding: Any,
+    output_shape: Any, auto_pad: str,
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:  # fmt: skip
+    """Strides, dilations and what to cut of a transposed convolution, defaults filled in."""
+    explicit = None if auto_pad == "VALID" else pads
+    strides, dilations, pads = windows(spatial, kernel, strides, dilations, explicit)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    extra = output_padding or (0,) * len(kernel)
+    return strides, dilations, _transposed_pads(spatial, reach, strides, pads, extra, output_shape, auto_pad)
+
+
 @op("ConvTranspose", layout="last", channels=lambda attrs: ("w", 1), quant=_LINEAR)
 def conv_transpose(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,
 ) -> Array:  # fmt: skip
-    spatial, kernel = x.shape[1:-1], w.shape[2:]
-    explicit = None if auto_pad == "VALID" else pads
-    strides, dilations, pads = windows(spatial, kernel, strides, dilations, explicit)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    cuts = _transposed_pads(spatial, reach, strides, pads, output_padding or (0,) * len(kernel), output_shape, auto_pad)
+    window = (strides, dilations, pads, output_padding, output_shape, auto_pad)
+    strides, dilations, cuts = _transposed_windows(x.shape[1:-1], w.shape[2:], *window)
     w, dtype = _transposed_weight(w, group), x.dtype
     if ctx.lowering == "cpu":
         x, w = _wide(x), _wide(w)
@@ -218,11 +227,8 @@ def integer_conv_transpose(
 ) -> Fixed:  # fmt: skip
     if x.zero or w.zero:  # what the crops extend, and the ends that few taps reach, would need their own sums
         return NotImplemented
-    spatial, kernel = x.array.shape[1:-1], w.array.shape[2:]
-    explicit = None if auto_pad == "VALID" else pads
-    strides, dilations, pads = windows(spatial, kernel, strides, dilations, explicit)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    cuts = _transposed_pads(spatial, reach, strides, pads, output_padding or (0,) * len(kernel), output_shape, auto_pad)
+    window = (strides, dilations, pads, output_padding, output_shape, auto_pad)
+    strides, dilations, cuts = _transposed_windows(x.array.shape[1:-1], w.array.shape[2:], *window)
 
     def multiply(image: Array, weight: Array, zero: int) -> Array:
         window = {"strides": strides, "dilations": dilations, "crops": cuts, "group": group}

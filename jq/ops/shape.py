@@ -155,7 +155,7 @@ def concat(*xs: Array, axis: int | None = None) -> Array:
 def integer_concat(*xs: Fixed, axis: int | None = None, ctx: IntegerContext) -> Fixed:
     """On one grid: that of all of them, or the finest."""
     if all(isinstance(x, Fixed) and x.is_codes and unchanged(x, xs[0].grid) for x in xs):
-        return xs[0].replace(array=concat(*(x.array for x in xs), axis=axis), host=None)
+        return xs[0].holding(concat(*(x.array for x in xs), axis=axis))
     # Data that moves is shifted without guard bits.
     return aligned(xs, lambda parts: concat(*parts, axis=axis), dataclasses.replace(ctx.target, add_guard=None))
 
@@ -229,7 +229,7 @@ def integer_pad(
 ) -> Fixed:  # fmt: skip
     """What is put around must be one of the integers; an activation that waits must leave it."""
     fill = value if constant_value is None or np.size(constant_value) == 0 else np.asarray(constant_value).item()
-    if x.per_channel or not math.isfinite(fill):
+    if x.per_channel or x.fraction is not None or not math.isfinite(fill):
         return NotImplemented
     code = Fraction(fill) / x.scale + x.zero
     low, high = (-x.bound, x.bound) if x.grid is None else x.grid.ends
@@ -237,7 +237,7 @@ def integer_pad(
     if mode == "constant" and (code.denominator != 1 or not low <= code <= high or not kept):
         return NotImplemented
     held = np.asarray(int(code) if mode == "constant" else 0, x.array.dtype)
-    return x.replace(array=pad(x.array, pads, held, axes, mode=mode, paddings=paddings))
+    return x.holding(pad(x.array, pads, held, axes, mode=mode, paddings=paddings))
 
 
 @op("CenterCropPad", static=("shape",), host=True)

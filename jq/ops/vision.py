@@ -97,7 +97,7 @@ def integer_resize(
     """The nearest elements; or bilinear, if the weights are exact in few bits or the chip has its own."""
     if coordinate_transformation_mode == "tf_crop_and_resize" or antialias or exclude_outside or mode == "cubic":
         return NotImplemented
-    if x.per_channel:
+    if x.per_channel or x.fraction is not None:
         return NotImplemented
     rank = x.array.ndim
     places = [int(a) % rank for a in (range(rank) if axes is None else axes)]
@@ -108,7 +108,7 @@ def integer_resize(
         if after != before or ratio != 1:
             rows[axis] = _coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
     if mode == "nearest":
-        return x.replace(array=functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
+        return x.holding(functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
     if x.waits or x.fraction is not None or not isinstance(x.scale, Fraction):
         return NotImplemented
     spans = {a: _taps(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}

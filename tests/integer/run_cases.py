@@ -212,7 +212,8 @@ def resize_bilinear(params: Case, inputs: Case, target: Any) -> Any:
     lerps = [Fraction(*params[key]) for key in ("y_lerp", "x_lerp")]
     spans = [(np.array([[0, 1]]), np.array([[float(1 - lerp), float(lerp)]])) for lerp in lerps]
     y = vision.chips_bilinear(x, spans, (0, 1), target.lerp_bits, target.rounding)
-    return rounding.codes_of(y, params["po"], target).item()
+    found = rounding.quantize(y, fixed.Grid(Fraction(2) ** -params["po"], 0, jq.formats.INT8), target)
+    return np.asarray(found.array).item()
 
 
 def quantize(params: Case, inputs: Case, target: Any) -> Any:
