@@ -255,7 +255,9 @@ def simulate(
     dump: Annotated[
         Path | None, typer.Option(help="Write every tensor's integers to this new folder, with a manifest.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Take so many samples of the data [all].")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
@@ -292,7 +294,8 @@ def _simulated(row: jq.integer.Row) -> tuple[Any, ...]:
 
 
 def _agreed(found: jq.integer.Agreement) -> str:
-    same = f"{found.output}: {found.equal:.2%} equal to onnxruntime's, largest difference {found.largest:.5g}"
+    apart = "not a number" if found.largest is None else f"{found.largest:.5g}"
+    same = f"{found.output}: {found.equal:.2%} equal to onnxruntime's, largest difference {apart}"
     return same if found.top1 is None else f"{same}, same class for {found.top1:.2%} of the samples"
 
 

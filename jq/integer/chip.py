@@ -18,7 +18,7 @@ from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
 from jq.integer.explain import Explained, Log, explain
-from jq.integer.reading import QUANTIZERS, Reading, centred, codes
+from jq.integer.reading import QUANTIZERS, Reading, centred, codes, rounds
 from jq.integer.recognize import recognize
 from jq.integer.target import ORT, Target, target_of
 from jq.layout import Packed, weight_order
@@ -52,7 +52,7 @@ def load(
     if missing := unsupported(whole):
         raise UnsupportedOp("; ".join(missing))
     program = remove_unused(recognize(whole, found))
-    if not any(n.op_type in QUANTIZERS for n in program.nodes):
+    if not any(n.op_type in QUANTIZERS or rounds(n) for n in program.nodes):
         raise ModelError(
             "the model is not quantized to integers: it has no QuantizeLinear and no integer operator; quantize it first, "
             "or run it with jq.trace"

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -144,7 +144,7 @@ def explain(chip: Chip, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]
         _row(name, node, operators[name], factors.get(name, 0.0), {k: int(v) for k, v in counts[name].items()})
         for name, node in explained.nodes.items()
     )
-    samples = max((np.shape(v)[0] for v in inputs.values() if np.ndim(v)), default=1)
+    samples = next((np.shape(inputs[v.name])[0] for v in chip.graph.inputs if np.ndim(inputs[v.name])), 1)
     integers = {row.tensor: np.asarray(integers[row.tensor]) for row in rows}
     return outputs, Log(chip.target.name, samples, rows, chip.floats, integers)
 
@@ -171,11 +171,11 @@ class Explained:
         return jax.jit(self._run, compiler_options={"xla_backend_optimization_level": 0})
 
     def _run(self, params: Any, reference: Any, inputs: Any) -> Any:
-        sources: dict[str, Any] = {}
-        same: dict[str, Any] = {}
+        sources: dict[str, tuple[Any, frozenset[str]]] = {}
+        same: dict[str, tuple[Any, frozenset[str]]] = {}
 
-        def keep(kept: dict[str, Any], node: Node, source: Any, result: Fixed) -> None:
-            kept[node.outputs[0]] = source
+        def keep(kept: dict[str, Any], node: Node, source: Any, result: Fixed, causes: frozenset[str]) -> None:
+            kept[node.outputs[0]] = source, causes
             if kept is sources:
                 self.nodes[node.outputs[0]] = node
 
@@ -187,10 +187,10 @@ class Explained:
         counts = {}
         for name in self.nodes:
             source, result = sources[name], found[name]
-            if isinstance(source, Fixed):
-                self.factors[name] = source.deviation
-            rounded = (source, result, self.chip.target), (same[name], shared[name], ort.target)
-            one, other = (_site(before, after, target) for before, after, target in rounded)
+            if isinstance(source[0], Fixed):
+                self.factors[name] = source[0].deviation
+            rounded = (*source, result, self.chip.target), (*same[name], shared[name], ort.target)
+            one, other = (_site(*each) for each in rounded)
             counts[name] = _counts(one, other, given[name], codes(shared[name]))
             counts[name]["diverged"] = jnp.sum(given[name] != codes(alone[name]))
         return outputs, given, counts
@@ -208,6 +208,7 @@ class _Site:
     source: Any  # a Fixed, a Table or floats
     grid: Grid
     target: Target
+    causes: frozenset[str] = frozenset()  # why that may be another number than the model's
     near: float = 0.0  # steps of the grid that the source may be off by
 
     @property
@@ -282,12 +283,13 @@ class _Site:
         return jnp.abs(self.steps - jnp.floor(self.steps) - 0.5) <= error
 
 
-def _site(source: Any, result: Fixed, target: Target) -> _Site:
-    """Where a tensor was rounded. What an integer operator of onnxruntime's rounds is within a half of what it gives."""
+def _site(source: Any, causes: frozenset[str], result: Fixed, target: Target) -> _Site:
+    """Where a tensor was rounded. What is rounded inside of a float operator is within a half of what it gives."""
     assert result.grid is not None
     if source is None:
-        return _Site(result.replace(coded=False), result.grid, target, 0.5 + _NEAR)
-    return _Site(source, result.grid, target)
+        return _Site(result.replace(coded=False), result.grid, target, causes, 0.5 + _NEAR)
+    own = source.source if isinstance(source, Table) else source
+    return _Site(source, result.grid, target, causes | own.causes if isinstance(own, Fixed) else causes)
 
 
 def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Array]:
@@ -319,11 +321,10 @@ def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[
         at_end = functools.reduce(jnp.logical_or, (mine == e + chip.grid.middle for e in ends))
         beyond = one > min(ends[1], others[1]) - chip.grid.zero - 1
         yield "constant", near & (ends != others) & (at_end | beyond)
-    causes: Sequence[str] = sorted(chip.source.causes) if isinstance(chip.source, Fixed) else []
-    if isinstance(chip.source, Table):
-        causes = sorted(chip.source.source.causes)
-    if causes:
-        yield "+".join(causes), ~near | _other_integers(chip, ort)
+    if chip.causes:
+        yield "+".join(sorted(chip.causes)), ~near | _other_integers(chip, ort) | (chip.near > 0)
+    if chip.target.rounding == "floor":
+        yield "rounding", near
     yield "float32", near & loses
 
 

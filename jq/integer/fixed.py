@@ -146,6 +146,22 @@ class Fixed:
         low, high = (None if e is None else int(np.clip(int(e), least, most)) for e in ends)
         return self.holding(jnp.clip(self.array, low, high), low=None, high=None)
 
+    def below_zero(self) -> Fixed | None:
+        """The same times its slope: what it is where it is negative."""
+        assert self.fraction is not None
+        integers, bits = self.fraction
+        slope = self.slope
+        if not isinstance(slope, Fraction) or slope == 0 or slope.denominator & (slope.denominator - 1):
+            return None
+        times = slope.numerator
+        if self.bound * times >= WIDEST or bits + times.bit_length() > 30:
+            return None
+        # The fraction is no negative number, so that it may be multiplied apart.
+        part = (integers & ((1 << bits) - 1)) * times
+        array = (self.array + (integers >> bits)) * times
+        scale, bound = self.scale / slope.denominator, self.bound * times
+        return self.replace(array=array, scale=scale, bound=bound, fraction=(part, bits), slope=None)
+
     def joined(self, grid: Grid) -> Fixed | None:
         """The same with its fraction, as far as that matters to rounding to a grid: to a bit below a half, and whether
         there is more. What int32 then does not hold saturates in any case.

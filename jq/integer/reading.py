@@ -19,13 +19,14 @@ from jq.errors import Error, ModelError
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
 from jq.integer.fixed import Fixed, Grid, Table, exact, wrapped
-from jq.integer.recognize import fused_grid
+from jq.integer.recognize import rounded_grid
 from jq.integer.target import Target
 from jq.registry import IntegerContext, Op, defaults, lookup
 from jq.trace import Reader, demanded, evaluate
 
 Scope = dict[str, Any]
-Watch = Callable[[Node, Any, Fixed], None]  # what rounds, what it rounds if that is known, and what that becomes
+# What rounds, what it rounds if that is known, what that becomes, and why it may not be what the model says.
+Watch = Callable[[Node, Any, Fixed, frozenset[str]], None]
 
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _LARGE = 1 << 33  # bytes of a tensor that is believed
@@ -61,9 +62,10 @@ class Reading:
         scope |= {name: array for name, array in graph.params.items() if name in needed}  # known while tracing
         reader = Reader(self.lowering, needed, _LARGE)
         self.floats.clear()
+        causes: dict[str, frozenset[str]] = {}  # of floats that were computed of integers
         found: dict[str, Fixed] = {}
         for node in graph.nodes:
-            self._step(reader, node, scope)
+            self._step(reader, node, scope, causes)
             result = scope[node.outputs[0]] if node.outputs and node.outputs[0] else None
             if isinstance(result, Fixed) and rounds(node):
                 name = node.outputs[0]
@@ -71,7 +73,8 @@ class Reading:
                 assert result.grid is not None
                 self.grids[name] = result.grid
                 if watch is not None:
-                    watch(node, scope[node.inputs[0]] if node.op_type == "QuantizeLinear" else None, result)
+                    known = node.op_type == "QuantizeLinear" and node not in self.floats
+                    watch(node, scope[node.inputs[0]] if known else None, result, _causes_of(node, scope, causes))
                 if given is not None and name in given:
                     scope[name] = held(given[name], result)
         return {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}, found
@@ -82,7 +85,7 @@ class Reading:
         bound = int(np.abs(host.astype(np.int64)).max(initial=0))
         return Fixed(array, grid.scale, bound, 0, grid, host=host, coded=True)
 
-    def _step(self, reader: Reader, node: Node, scope: Scope) -> None:
+    def _step(self, reader: Reader, node: Node, scope: Scope, causes: dict[str, frozenset[str]]) -> None:
         opset = self.graph.opset(node.domain)
         entry = lookup(node, opset)
         values = [scope.get(name) if name else None for name in node.inputs]
@@ -100,9 +103,11 @@ class Reading:
             self.floats[node] = "no integer rule" if entry is None or not _has_rule(entry) else "no exact integer form"
         inner = {**scope, **{name: self._outside(name, scope[name]) for name in node.reads() if name in scope}}
         reader.step(node, opset, inner)
+        found = _causes_of(node, scope, causes)
         scope.update({name: inner[name] for name in node.outputs if name})
-        grid = fused_grid(self.graph, node)
-        if grid is not None:  # an integer operator of onnxruntime's, with its own float32 arithmetic
+        causes |= dict.fromkeys(node.outputs, found)
+        grid = rounded_grid(self.graph, node)
+        if grid is not None:  # in float32, as an integer operator of onnxruntime's is in part
             scope[node.outputs[0]] = wrapped(scope[node.outputs[0]], grid)
 
     def _outside(self, name: str, value: Any) -> Any:
@@ -212,7 +217,22 @@ class Reading:
         result = np.asarray(evaluate(node, opset, arrays)[0])
         if result.shape != tables[0].values.shape or result.dtype != np.float32:
             return NotImplemented
-        return dataclasses.replace(tables[0], values=result)
+        causes: frozenset[str] = frozenset().union(*(t.source.causes for t in tables))
+        return dataclasses.replace(tables[0], values=result, source=tables[0].source.replace(causes=causes))
+
+
+def _causes_of(node: Node, scope: Scope, causes: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Why the operands of a node may not be what exact arithmetic on the model gives, since they were rounded."""
+    found: frozenset[str] = frozenset()
+    for name in node.reads():
+        value = scope.get(name)
+        if isinstance(value, Table):
+            found |= value.source.causes
+        elif isinstance(value, Fixed):
+            found |= value.causes
+        else:
+            found |= causes.get(name, frozenset())
+    return found
 
 
 def rounds(node: Node) -> bool:

@@ -168,7 +168,8 @@ def _operators(graph: Graph, target: Target) -> Graph:
     arrays: dict[str, np.ndarray] = {}
     for node in graph.nodes:
         read = _read(node)
-        if read is None:
+        # A softmax over all axes from one on is another operator than that of a newer graph.
+        if read is None or (node.op_type == "QLinearSoftmax" and node.attrs.get("opset", 13) < 13):
             continue
         _, triples, result, _ = read
         scales = [graph.arrays.get(t[1]) for t in (*triples, result)]
@@ -196,8 +197,6 @@ def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
         return None
     if node.op_type == "QGemm" and names[7]:
         return "Gemm", [triple(0), triple(3)], ("", names[7], names[8]), [names[6]]
-    if node.op_type == "QLinearSoftmax" and node.attrs.get("opset", 13) < 13:
-        return None  # over all axes from this one on, which the graph's Softmax may not mean
     if node.op_type in _ONE_OPERAND:
         return _ONE_OPERAND[node.op_type], [triple(0)], ("", names[3], names[4]), []
     if node.op_type == "QLinearConcat":
@@ -205,16 +204,19 @@ def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
     return None
 
 
-def fused_grid(graph: Graph, node: Node) -> Grid | None:
-    """The grid of what an integer operator puts out; None of any other node, or one whose grid is computed."""
+def rounded_grid(graph: Graph, node: Node) -> Grid | None:
+    """The grid of what a quantizer or an integer operator puts out; None of any other node, or of a computed one."""
     read = _read(node)
-    scale = None if read is None else graph.arrays.get(read[2][1])
-    if read is None or scale is None or scale.size != 1:
+    names = ("", "") if read is None else read[2][1:]
+    if node.op_type == "QuantizeLinear":
+        names = (*node.inputs, "")[1], (*node.inputs, "")[2]
+    scale, zero_point = (graph.arrays.get(name) for name in names)
+    if scale is None or scale.size != 1:
         return None
-    zero_point = graph.arrays.get(read[2][2])
     kind = zero_point if zero_point is not None else graph.values[node.outputs[0]]
     zero = 0 if zero_point is None else int(zero_point.reshape(()))
-    return Grid(_number(scale), zero, INTEGERS[str(kind.dtype)])
+    codes = INTEGERS.get(str(kind.dtype))
+    return None if codes is None else Grid(_number(scale), zero, codes)
 
 
 def _number(scale: np.ndarray) -> Fraction:

@@ -81,16 +81,22 @@ def _end(number: Fraction, grid: Grid, target: Target) -> int:
 
 def rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
     """The integers of the grid, before they saturate."""
+    if x.slope is not None and x.fraction is not None:
+        below, above = x.below_zero(), rescaled(x.replace(slope=None), grid, target)
+        sloped = None if below is None else rescaled(below, grid, target)
+        if above is None or sloped is None:
+            return None
+        return jnp.where(x.array + (x.fraction[0] >> x.fraction[1]) < 0, sloped, above)
     joined = x.joined(grid)
     if joined is None:
         return None
     x = joined
     v, ratio = x.integers(), x.scale / grid.scale
-    found = _multiplied(v, ratio, x, grid, target)
-    if x.slope is not None and found is not None:
-        below = _multiplied(v, ratio * x.slope, x, grid, target)
-        found = None if below is None else jnp.where(v < 0, below, found)
-    return found
+    whole = _multiplied(v, ratio, x, grid, target)
+    if x.slope is None or whole is None:
+        return whole
+    below_zero = _multiplied(v, ratio * x.slope, x, grid, target)
+    return None if below_zero is None else jnp.where(v < 0, below_zero, whole)
 
 
 def ties(x: Fixed, grid: Grid, target: Target) -> Array:

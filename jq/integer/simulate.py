@@ -11,6 +11,7 @@ import operator
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Agreement:
 
     output: str
     equal: float  # part of the elements
-    largest: float  # difference
+    largest: float | None  # difference; None if one of them is no number
     top1: float | None  # part of the samples with the same class, where the output has classes
 
 
@@ -73,59 +74,102 @@ def simulate(
     >>> found.log.unexplained, found.agreements[0].top1
     (0, 1.0)
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit={limit}: at least one sample is needed")
+    limit = _limit(limit)
     source = open_source(data, chip.graph.inputs, seed=seed)
-    session, without = _session(chip)
-    names = [v.name for v in chip.graph.outputs]
-    logs, mine, theirs = [], list[dict[str, Any]](), list[dict[str, Any]]()
+    runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
     total = source.length if limit is None else min(limit, source.length or limit)
     with progress_bar("simulate", total) as advance, _Dump.to(dump, chip) as dumped:
-        for feed, count in _batches(chip, source, limit):
+        for feed, count in _batches(chip, source, limit, 1 if dump is not None else _BATCH):
             outputs, log = chip.explain(feed)
-            dumped.append(log.codes)
-            logs.append(dataclasses.replace(log, samples=count, codes={}))
-            if session is not None:
-                mine.append({k: np.asarray(v) for k, v in outputs.items()})
-                theirs.append(dict(zip(names, session.run(None, feed), strict=True)))
+            dumped.append(log.codes, count)
+            logs.append(dataclasses.replace(log, codes={}))
+            wanted = runner.run(feed)
+            if wanted is not None:
+                compared.append([_compare(np.asarray(outputs[k]), v) for k, v in wanted.items()])
             advance(count)
     if not logs:
         raise DataError("the data hold no samples")
-    agreements = tuple(_agreement(n, [m[n] for m in mine], [t[n] for t in theirs]) for n in names if mine)
-    return Simulation(functools.reduce(operator.add, logs), agreements, without)
+    names = [v.name for v in chip.graph.outputs] if runner.absent is None else []
+    agreements = tuple(_agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
+    return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
 
 
-def _session(chip: Chip) -> tuple[Any, str | None]:
-    """onnxruntime on the model; or why there is none, as where a vendor's operators are in it."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    model = to_model(chip.graph).SerializeToString()
+def _limit(limit: Any) -> int | None:
+    if limit is None:
+        return None
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), None
-    except Exception as error:  # onnxruntime has no common class for them
-        return None, str(error).splitlines()[0]
+        found = min(operator.index(limit), sys.maxsize)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
+    return found
 
 
-def _batches(chip: Chip, source: Source, limit: int | None) -> Iterator[tuple[Feed, int]]:
-    """Feeds with how many samples are in each: several at once, if the model takes any number."""
-    free = chip.any_batch
+class _OnnxRuntime:
+    """onnxruntime on the model, as long as it runs it: vendors' operators it does not, and some faults show late."""
+
+    def __init__(self, chip: Chip) -> None:
+        import onnxruntime
+
+        self.names = [v.name for v in chip.graph.outputs]
+        self.absent: str | None = None
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        model = to_model(chip.graph).SerializeToString()
+        try:
+            self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has no common class for them
+            self.absent = str(error).splitlines()[0]
+
+    def run(self, feed: Feed) -> dict[str, np.ndarray] | None:
+        if self.absent is not None:
+            return None
+        try:
+            found = self.session.run(self.names, {k: np.asarray(v) for k, v in feed.items()})
+        except Exception as error:
+            self.absent = str(error).splitlines()[0]
+            return None
+        return dict(zip(self.names, map(np.asarray, found), strict=True))
+
+
+def _batches(chip: Chip, source: Source, limit: int | None, most: int) -> Iterator[tuple[Feed, int]]:
+    """Feeds with how many are in each: several at once, if the model takes any number and these share a size."""
     count = min(source.length or 1, limit or source.length or 1)
-    size = max(d for d in range(1, _BATCH + 1) if count % d == 0) if free and source.length else 1
+    several = chip.any_batch and source.length
+    size = max(d for d in range(1, most + 1) if count % d == 0) if several else 1
     for _, alike in itertools.groupby(itertools.islice(source.feeds(), limit), lambda f: [a.shape for a in f.values()]):
         while group := list(itertools.islice(alike, size)):
             joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
             yield joined, len(group)
 
 
-def _agreement(output: str, mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
-    one, other = (np.concatenate([np.atleast_1d(a) for a in each]) for each in (mine, theirs))
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(one.astype(np.float64) - other.astype(np.float64)).max(initial=0)
-    classes = one.ndim == 2 and one.shape[1] > 1
-    top1 = float(np.mean(one.argmax(-1) == other.argmax(-1))) if classes else None
-    return Agreement(output, float(np.mean(one == other)), float(difference), top1)
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """One output of one batch beside onnxruntime's."""
+
+    elements: int
+    equal: int
+    largest: float
+    samples: int  # with classes
+    same_class: int
+
+
+def _compare(mine: np.ndarray, theirs: np.ndarray) -> _Compared:
+    with np.errstate(all="ignore"):
+        difference = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    equal = (mine == theirs) | ((mine != mine) & (theirs != theirs))
+    largest = float(np.nan_to_num(np.where(equal, 0, difference), nan=np.inf).max(initial=0))
+    classes = mine.ndim == 2 and mine.shape[1] > 1
+    same = mine.argmax(-1) == theirs.argmax(-1) if classes else np.zeros(0, bool)
+    return _Compared(mine.size, int(equal.sum()), largest, same.size, int(same.sum()))
+
+
+def _agreement(output: str, parts: Sequence[_Compared]) -> Agreement:
+    samples, elements = sum(p.samples for p in parts), max(1, sum(p.elements for p in parts))
+    top1 = sum(p.same_class for p in parts) / samples if samples else None
+    largest = max(p.largest for p in parts)
+    return Agreement(output, sum(p.equal for p in parts) / elements, largest if np.isfinite(largest) else None, top1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -148,7 +192,9 @@ class _Dump:
             yield cls(None, chip)
             return
         final = Path(folder)
-        if final.exists() and not _is_dump(final):
+        with _writing(final):
+            taken = final.is_symlink() or (final.exists() and not _is_dump(final))
+        if taken:
             raise ConfigError(f"--dump {final} exists and is no earlier dump; give the name of a new folder")
         draft = final.with_name(f".{final.name}.draft")
         try:
@@ -164,11 +210,13 @@ class _Dump:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def append(self, codes: Mapping[str, np.ndarray]) -> None:
-        """The integers of a batch, behind those before; as raw bytes, until their number is known."""
+    def append(self, codes: Mapping[str, np.ndarray], count: int) -> None:
+        """The integers of so many samples, behind those before; as raw bytes, until their number is known."""
         if self.folder is None:
             return
         for index, (name, array) in enumerate(codes.items()):
+            if array.ndim == 0 or len(array) != count:  # no batch leads it
+                array = array[None]
             if name not in self.files:
                 self.files[name] = self.folder / f"{index:04}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}.npy"
                 self.shapes[name] = [0, *array.shape[1:]]

@@ -60,12 +60,14 @@ class Target:
             raise ConfigError(f"target {self.name!r}: no way to requantize {self.requantize!r}")
         for field, most in _BITS.items():
             bits = getattr(self, field)
-            if bits is not None and not 0 <= bits <= most:
+            if bits is not None and not (isinstance(bits, int) and 0 <= bits <= most):
                 raise ConfigError(f"target {self.name!r}: {field}={bits}; it is None or of 0 to {most} bits")
         if self.lerp_bits is not None and self.lerp_bits < 7:
             raise ConfigError(f"target {self.name!r}: lerp_bits={self.lerp_bits}; it is None or of 7 to 15 bits")
-        if self.slope is not None and not 0 <= self.slope <= 1:
-            raise ConfigError(f"target {self.name!r}: slope={self.slope}; it is None or from 0 to 1")
+        if self.slope is not None and not (isinstance(self.slope, Fraction) and 0 <= self.slope <= 1):
+            raise ConfigError(f"target {self.name!r}: slope={self.slope!r}; it is None or a Fraction from 0 to 1")
+        if self.relu6 is not None and not isinstance(self.relu6, int):
+            raise ConfigError(f"target {self.name!r}: relu6={self.relu6!r}; it is None or an integer")
         if self.hard_sigmoid is not None and not (
             0 < self.hard_sigmoid[0] < 1 << 12 and 0 <= self.hard_sigmoid[1] < 32
         ):

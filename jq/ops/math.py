@@ -18,7 +18,7 @@ from onnx import helper
 
 from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INT8
-from jq.integer.fixed import Fixed, Grid, Scale, exact, is_power_of_two, position
+from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Scale, exact, is_power_of_two, position
 from jq.integer.rounding import quantize
 from jq.integer.sums import aligned
 from jq.numerics import WIDEST
@@ -209,10 +209,12 @@ def integer_minimum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
 def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     """Of two tensors, or of one with a number, which may change the scale alone."""
     if isinstance(a, Fixed) and isinstance(b, Fixed):
-        if not (a.is_codes and b.is_codes) or a.bound * b.bound >= WIDEST:
+        whole = all(v.is_codes or (v.is_dyadic and not v.waits and v.fraction is None) for v in (a, b))
+        room = 1 << FLOAT32_BITS if ctx.target.requantize == "float32" else WIDEST
+        if not whole or a.bound * b.bound >= room:
             return NotImplemented
-        floating = a.floating or b.floating
-        return Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound, floating=floating)
+        product = Fixed(a.integers() * b.integers(), a.scale * b.scale, a.bound * b.bound)
+        return product.replace(floating=a.floating or b.floating, causes=a.causes | b.causes)
     x, number = (a, b) if isinstance(a, Fixed) else (b, a)
     if not isinstance(number, np.ndarray) or number.size != 1 or number.ndim > x.array.ndim:
         return NotImplemented
@@ -421,7 +423,7 @@ def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: IntegerContext) -> Fixed:
 
 def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -> Fixed:
     """A slope of negative values waits for the rounding; a chip has a fixed one, or one of so many bits."""
-    if x.waits or x.fraction is not None or np.any(slope < 0):
+    if x.waits or np.any(slope < 0) or (x.fraction is not None and isinstance(slope, np.ndarray)):
         return NotImplemented
     if fixed is not None:
         held: Scale = fixed

@@ -11,7 +11,7 @@ import pytest
 
 import jq
 from jq.cli import main
-from tests.integer.test_chip import REFERENCES, XINT8_NAMES, chain, images, quantized, reference
+from tests.integer.test_chip import REFERENCES, XINT8_NAMES, by_onnxruntime, chain, images, quantized, reference
 
 DEVICES = ("dpu", "aie2_x1", "aie2_even")
 
@@ -94,6 +94,8 @@ def test_causes(nodes, arrays, x, cause):
     log = log_of(halved(*nodes, **arrays), np.asarray(x, np.int8), target)
     (row,) = log.rows
     assert set(row.causes) == {cause} and row.differs > 0
+    assert row.operators == nodes[0][0]
+    assert row.factor_error == pytest.approx(7 / 64 * 9 - 1 if cause == "pool factor" else 0)
 
 
 def test_float32_that_loses_bits_is_flagged_by_the_size_of_the_sums():
@@ -148,7 +150,7 @@ def test_simulate_writes_what_it_found(files, capsys):
     assert "unexplained: 0" in text and "same class for 100.00%" in text
     found = json.loads(output.read_text())
     assert found["samples"] == 12 and found["unexplained"] == 0
-    assert found["onnxruntime"][0]["equal"] == 1.0
+    assert found["onnxruntime"][0]["equal"] == 1.0 and found["onnxruntime_absent"] is None
     manifest = json.loads((dump / "manifest.json").read_text())
     codes = jq.integer.load(files / "model.onnx", "aie2_even").codes({"input": images()[:12]})
     assert [t["tensor"] for t in manifest["tensors"]] == [t["tensor"] for t in found["tensors"]]
@@ -161,6 +163,21 @@ def test_simulate_writes_what_it_found(files, capsys):
     )
 
 
+def test_agreement_says_how_far_outputs_are_apart(files):
+    chip = jq.integer.load(files / "model.onnx", "dpu")
+    (found,) = jq.integer.simulate(chip, images()[:12]).agreements
+    (theirs,) = by_onnxruntime(quantized(XINT8_NAMES[0]), {"input": images()[:12]}, ["logits"]).values()
+    ours = np.asarray(chip({"input": images()[:12]})["logits"])
+    assert found.largest == np.abs(ours - theirs).max() > 0
+    assert found.equal == np.mean(ours == theirs) and found.top1 == np.mean(ours.argmax(-1) == theirs.argmax(-1))
+
+
+def test_a_model_that_onnxruntime_cannot_run():
+    chip = jq.integer.load(quantized(XINT8_NAMES[0], format="fix_neuron"), "dpu")
+    found = jq.integer.simulate(chip, images()[:2])
+    assert found.agreements == () and "FixNeuron" in found.without and found.log.samples == 2
+
+
 def test_simulate_as_json_of_some_samples(files, capsys):
     assert run(files / "model.onnx", "--data", files / "data.npz", "--limit", 4, "--json") == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 4
@@ -170,6 +187,7 @@ def test_a_folder_of_something_else_is_left_alone(files, capsys):
     other = files / "other"
     other.mkdir()
     (other / "mine.txt").write_text("keep")
+    (other / "manifest.json").write_text('{"name": "of a web page"}')
     assert run(files / "model.onnx", "--data", files / "data.npz", "--dump", other) == 2
     assert "no earlier dump" in capsys.readouterr().err
     assert (other / "mine.txt").read_text() == "keep"
