@@ -100,8 +100,8 @@ _LIMB = 12  # bits; products of two limbs, and sums of a few, fit int32
 _LOW = (1 << _LIMB) - 1
 
 
-def round_shift(v: Array, shift: ArrayLike, mode: Mode) -> Array:
-    """Return round(v / 2**shift) of int32; a negative shift multiplies, and saturates at `WIDEST`.
+def round_shift(v: Array, shift: ArrayLike, mode: Mode, most: int = WIDEST) -> Array:
+    """Return round(v / 2**shift) of int32; a negative shift multiplies, and saturates at `most`.
 
     >>> [int(round_shift(jnp.int32(-96), 6, mode)) for mode in ("half_up", "half_even", "half_away", "floor")]
     [-1, -2, -2, -2]
@@ -109,8 +109,9 @@ def round_shift(v: Array, shift: ArrayLike, mode: Mode) -> Array:
     s = np.asarray(shift, np.int32)
     if np.any(s < 0):
         left = np.clip(-s, 0, 30)
-        most = WIDEST >> left
-        v = lax.shift_left(jnp.clip(v, -most, most), jnp.broadcast_to(jnp.int32(left), v.shape))
+        end = (most >> left).astype(np.int32) if isinstance(left, np.ndarray) else most >> left
+        low = -most - (most == jnp.iinfo(jnp.int32).max)
+        v = jnp.where(v > end, most, jnp.where(v < -end, low, v << left))
         s = np.maximum(s, 0)
     if np.any(s > 31):  # more than int32 knows; all that is left of v is whether it is nothing
         v = jnp.where(s > 31, (v >> 8) | ((v & 255) != 0).astype(jnp.int32), v)

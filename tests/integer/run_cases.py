@@ -206,8 +206,12 @@ def _saturated(v: Any, bits: int) -> Any:
 
 
 def round_shift(params: Case, inputs: Case, target: Any) -> Any:
-    v = jnp.asarray(np.array(inputs["v"], np.int64), jnp.int32)
-    return _saturated(numerics.round_shift(v, params["shift"], params["mode"]), params["bits"])
+    v = np.array(inputs["v"], np.int64)
+    if np.any(v != v.astype(np.int32)):
+        raise ValueError("an accumulator of more than 32 bits")
+    most = np.iinfo(np.int32).max if params["bits"] > 30 else numerics.WIDEST
+    found = numerics.round_shift(jnp.asarray(v, jnp.int32), params["shift"], params["mode"], most)
+    return _saturated(found, params["bits"])
 
 
 def round_shift_fp32(params: Case, inputs: Case, target: Any) -> Any:
