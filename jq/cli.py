@@ -263,7 +263,8 @@ def simulate(
     """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
 
     What is modelled is AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
-    `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator.
+    `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator, and a
+    percentage behind a mean is by how much the chip's factor is off.
 
     Example: jq-quant simulate model_xint8.onnx --target aie2_x1 --data images/ -o simulation.json
     """
@@ -275,7 +276,7 @@ def simulate(
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
         return
-    columns = ("tensor", "operators", "bits", "ties", "saturated", "factor error", "differs", "cause", "diverged")
+    columns = ("tensor", "operators", "bits", "ties", "saturated", "differs", "cause", "diverged")
     rows = [_simulated(row) for row in found.log.rows]
     _print(
         _table(columns, rows, f"{model.name} on {target}"),
@@ -288,9 +289,9 @@ def simulate(
 
 def _simulated(row: jq.integer.Row) -> tuple[Any, ...]:
     name = row.tensor.removesuffix("_QuantizeLinear_Output")
-    counts = (f"{row.ties:,}", f"{row.saturated:,}")
-    error = f"{row.factor_error:+.2%}" if row.factor_error else ""
-    return name, row.operators, row.bits, *counts, error, f"{row.differs:,}", ", ".join(row.causes), f"{row.diverged:,}"
+    operators = f"{row.operators} {row.factor_error:+.2%}" if row.factor_error else row.operators
+    ties, saturated, differs = (f"{count:,}" for count in (row.ties, row.saturated, row.differs))
+    return name, operators, row.bits, ties, saturated, differs, ", ".join(row.causes), f"{row.diverged:,}"
 
 
 def _agreed(found: jq.integer.Agreement) -> str:
