@@ -18,8 +18,8 @@ from jq.errors import ModelError, UnsupportedOp
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
 from jq.integer.explain import Explained, Log, explain
-from jq.integer.reading import QUANTIZERS, Reading, centred, codes, rounds
-from jq.integer.recognize import recognize
+from jq.integer.reading import Reading, centred, codes
+from jq.integer.recognize import QUANTIZERS, recognize, rounds
 from jq.integer.target import ORT, Target, target_of
 from jq.layout import Packed, weight_order
 from jq.onnx_read import load as load_graph

@@ -21,7 +21,8 @@ import numpy as np
 from jq import files, layout
 from jq.graph import Graph, Node
 from jq.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32, position
-from jq.integer.reading import Reading, codes, rounds
+from jq.integer.reading import Reading, codes
+from jq.integer.recognize import rounds
 from jq.integer.rounding import cut, rescaled, ties, unchanged
 from jq.integer.target import Target
 
@@ -278,7 +279,7 @@ class _Site:
             return jnp.zeros((), bool)
         sums = jnp.abs(source.integers()) if source.magnitude is None else source.magnitude()
         if source.is_dyadic:
-            return sums * source.finest >= 1 << FLOAT32_BITS
+            return sums * np.float32(source.finest) >= 1 << FLOAT32_BITS
         error = sums * float32(source.scale / self.grid.scale) * ((source.terms + 3) * 2.0**-FLOAT32_BITS)
         return jnp.abs(self.steps - jnp.floor(self.steps) - 0.5) <= error
 

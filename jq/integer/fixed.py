@@ -83,9 +83,7 @@ class Fixed:
     floating: bool = False  # of scales that are no powers of two
     coded: bool = False  # the file has the integers themselves in this place, not what they stand for
     entry: bool = False  # quantized where it came in
-    fraction: tuple[Array, int] | None = (
-        None  # what is still to be added: integers, and by how many bits they are finer
-    )
+    fraction: tuple[Array, int] | None = None  # still to be added: integers, and by how many bits they are finer
     terms: int = 1  # that were added up
     finest: int = 1  # how many steps of the finest grid, on which float32 would add, one of these integers has
     causes: frozenset[str] = frozenset()  # why this may not be what exact arithmetic on the model gives

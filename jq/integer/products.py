@@ -34,14 +34,7 @@ def products(
     `ones` the shape of a weight that sums the inputs of a group, `summed` the axes of the kernel that are summed over, and
     `channel` ONNX's axis of the outputs.
     """
-    if (
-        not x.is_codes
-        or w.waits
-        or w.fraction is not None
-        or w.grid is None
-        or x.grid is None
-        or w.array.dtype != jnp.int8
-    ):
+    if not x.is_codes or w.waits or w.fraction is not None or w.grid is None or w.array.dtype != jnp.int8:
         return NotImplemented
     if w.axis is not None and (w.host is None or w.axis != channel % w.host.ndim):
         return NotImplemented
@@ -128,11 +121,9 @@ def biased(sums: Fixed, b: Fixed, target: Target) -> Fixed:
         return _plus(_finer(sums, bits), integers, b.bound)
     # Where int32 does not hold the finer grid, the rounding decides how much of it matters.
     more = (b.bound >> bits) + 1
-    return (
-        sums.replace(fraction=(integers, bits), bound=sums.bound + more)
-        if sums.bound + more < WIDEST
-        else NotImplemented
-    )
+    if sums.bound + more >= WIDEST:
+        return NotImplemented
+    return sums.replace(fraction=(integers, bits), bound=sums.bound + more)
 
 
 def _finer(sums: Fixed, bits: int) -> Fixed:
@@ -181,10 +172,8 @@ def word_shift(depth: int) -> int:
 def _from_words(result: Fixed, signed: Callable[[Array, int], Array], b: Fixed | None, depth: int) -> Fixed:
     """Products of int16 by those of its bytes; the sums are rounded half to even until int32 holds them."""
     shift = word_shift(depth)
-    upper, lower = (
-        signed((result.array >> 8).astype(jnp.int8), 0),
-        signed(((result.array & 255) - 128).astype(jnp.int8), -128),
-    )
+    upper = signed((result.array >> 8).astype(jnp.int8), 0)
+    lower = signed(((result.array & 255) - 128).astype(jnp.int8), -128)
     if b is not None:
         aligned = _aligned_bias(result, b)
         if aligned is None or aligned[1] >= WIDEST // 2:

@@ -19,7 +19,7 @@ from jq.errors import Error, ModelError
 from jq.formats import INTEGERS
 from jq.graph import Graph, Node
 from jq.integer.fixed import Fixed, Grid, Table, exact, wrapped
-from jq.integer.recognize import rounded_grid
+from jq.integer.recognize import QUANTIZERS, rounded_grid, rounds
 from jq.integer.target import Target
 from jq.registry import IntegerContext, Op, defaults, lookup
 from jq.trace import Reader, demanded, evaluate
@@ -28,7 +28,6 @@ Scope = dict[str, Any]
 # What rounds, what it rounds if that is known, what that becomes, and why it may not be what the model says.
 Watch = Callable[[Node, Any, Fixed, frozenset[str]], None]
 
-QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _LARGE = 1 << 33  # bytes of a tensor that is believed
 
 
@@ -233,11 +232,6 @@ def _causes_of(node: Node, scope: Scope, causes: Mapping[str, frozenset[str]]) -
         else:
             found |= causes.get(name, frozenset())
     return found
-
-
-def rounds(node: Node) -> bool:
-    """Whether a node makes integers: a quantizer, or an integer operator of onnxruntime's."""
-    return node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
 def _number(value: Any) -> np.ndarray | None:

@@ -38,6 +38,7 @@ _ONE_OPERAND = {
 _TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
 # Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
 _PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _NEWEST = 1 << 10  # opset: the newest rule
 _QUANTIZERS = {"VitisQuantizeLinear": VITIS, "ExtendedQuantizeLinear": QUARK, "QuantizeLinear": MICROSOFT}
 _DEQUANTIZERS = {"VitisDequantizeLinear": VITIS, "ExtendedDequantizeLinear": QUARK, "DequantizeLinear": MICROSOFT}
@@ -104,7 +105,7 @@ def _constants(graph: Graph) -> Graph:
 def _check(graph: Graph, node: Node) -> None:
     """Raise a ModelError for a quantizer that has no meaning."""
     read = _read(node)
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+    if node.op_type in QUANTIZERS:
         triples = [(*node.inputs, "", "")[:3]]
     elif read is not None:
         triples = [*read[1], read[2]]
@@ -140,7 +141,7 @@ def _has_axis(node: Node, array: np.ndarray) -> bool:
 def _refuse_scales(graph: Graph) -> None:
     """Raise a ModelError for the first scale that is no power of two."""
     for node in graph.nodes:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        if node.op_type not in QUANTIZERS:
             continue
         scale = graph.arrays.get(node.inputs[1])
         if scale is None:
@@ -202,6 +203,11 @@ def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
     if node.op_type == "QLinearConcat":
         return "Concat", [triple(i) for i in range(2, len(node.inputs), 3)], ("", names[0], names[1]), []
     return None
+
+
+def rounds(node: Node) -> bool:
+    """Whether a node makes integers: a quantizer, or an integer operator of onnxruntime's."""
+    return node.op_type in ("QuantizeLinear", "QGemm") or node.op_type.startswith("QLinear")
 
 
 def rounded_grid(graph: Graph, node: Node) -> Grid | None:

@@ -7,7 +7,6 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -109,8 +108,8 @@ def integer_resize(
             rows[axis] = _coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
     if mode == "nearest":
         return x.holding(functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
-    if x.waits or x.fraction is not None or not isinstance(x.scale, Fraction):
-        return NotImplemented
+    if x.waits or (x.floating and ctx.target.requantize == "float32"):
+        return NotImplemented  # in float32 each term is rounded before it is added
     spans = {a: _taps(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}
     if ctx.target.lerp_bits is None:
         return _interpolated(x, spans)
@@ -130,7 +129,7 @@ def _interpolated(x: Fixed, spans: Mapping[int, tuple[np.ndarray, np.ndarray]]) 
         if x.bound * used >= 1 << FLOAT32_BITS:
             return NotImplemented
         array = _blended(x.integers(), axis, index, np.rint(weights * used).astype(np.int32))
-        x = Fixed(array, x.scale / used, x.bound * used)
+        x = Fixed(array, x.scale / used, x.bound * used, floating=x.floating)
     return x
 
 
@@ -148,7 +147,8 @@ def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], weight_b
         v = _blended(v, axis, index, np.floor(weights * one + 0.5).astype(np.int32))
         v = round_shift(v, weight_bits - spare, mode) if step == 0 else v
     bits = weight_bits + spare
-    return Fixed(v, x.scale / 2**bits, (x.bound + 1) << bits, causes=frozenset({"interpolation"}))
+    causes = frozenset({"interpolation"})
+    return Fixed(v, x.scale / 2**bits, (x.bound + 1) << bits, floating=x.floating, causes=causes)
 
 
 def _sizes(old: Sequence[int], scales: Any, sizes: Any, policy: str | None) -> tuple[list[int], list[float]]:

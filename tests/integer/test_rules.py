@@ -76,6 +76,13 @@ def test_the_largest_of_a_function_that_falls_is_not_that_of_the_largest_integer
     same_as_onnxruntime(model(wave, ("Transpose", "b", "made", {"perm": [0, 2, 3, 1]})))
 
 
+def test_interpolation_of_float_scales_is_float32s():
+    resize = ("Resize", "real none scales", "made", {"mode": "linear"})
+    arrays = {"none": np.zeros(0, np.float32), "scales": np.float32([1, 1, 2, 2])}
+    made = model(resize, **arrays, s=np.float32(0.037), out=np.float32(0.041))
+    same_as_onnxruntime(made, floats={"made"})
+
+
 def test_known_integers_that_change_are_not_taken_for_what_they_were():
     six, arrays = weight("six", 6, "one")
     made = model(
@@ -84,7 +91,7 @@ def test_known_integers_that_change_are_not_taken_for_what_they_were():
     same_as_onnxruntime(made, floats={"made"})
 
 
-@pytest.mark.parametrize("scale", [2.0**-7, 2.0**-17, 2.0**-25, 0.037])
+@pytest.mark.parametrize("scale", [2.0**-7, 2.0**-17, 2.0**-25, 2.0**-99, 0.037])
 @pytest.mark.parametrize("after", [None, "Relu", "Mul", "Pad", "Transpose"])
 def test_biases_of_any_scale(scale, after):
     """Finer than the products, much finer, and of no related scale; and what may follow."""
@@ -100,6 +107,9 @@ def test_biases_of_any_scale(scale, after):
         minus=np.float32(-1), pads=np.array([0, 0, 1, 0, 0, 0, 0, 1]), **arrays, **more,
     )  # fmt: skip
     assert differing(made, {"x": EVERY}) == {}
+    for target in jq.integer.TARGETS if scale != 0.037 else ():
+        _, log = jq.integer.load(made, target).explain({"x": EVERY})
+        assert log.unexplained == 0
 
 
 def test_per_channel_weights_of_every_reader():
