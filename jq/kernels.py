@@ -30,6 +30,8 @@ _WORTHWHILE_CHANNELS = 16
 _SMALL_PATCH = 64
 # What the library multiplies at once of int8, and where it is slow.
 _LANE, _FEW_CHANNELS, _LARGE_WINDOW = 4, 32, 49
+# Elements of an image from which on reductions over a batch take it image by image.
+_LARGE_IMAGE = 1 << 18
 # Above this many taps a window is cheaper by reduce_window than by shifted slices.
 _MANY_TAPS = 64
 
@@ -137,13 +139,7 @@ def _dense_forward(x, w, strides, dilations, pads, dtype):  # type: ignore[no-un
 
 def _dense_backward(strides, dilations, pads, dtype, saved, dy):  # type: ignore[no-untyped-def]
     x, w = saved
-    window = [(k - 1) * d + 1 for k, d in zip(w.shape[:2], dilations, strict=True)]
-    # dx: dy spread over the strides, convolved with the mirrored kernel.
-    spread = [
-        (k - 1 - lo, n + lo - (o - 1) * s - 1, s - 1)
-        for k, (lo, _), n, o, s in zip(window, pads, x.shape[1:3], dy.shape[1:3], strides, strict=True)
-    ]
-    wide = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
+    wide = _spread(dy, x.shape, w.shape, strides, dilations, pads)
     mirrored = jnp.swapaxes(w[::-1, ::-1], 2, 3)
     dx = _xla(wide, mirrored, (1, 1), dilations, ((0, 0), (0, 0)), 1, x.dtype)
     if strides == (1, 1):
@@ -179,11 +175,58 @@ def _depthwise(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untype
     multiplier = w.shape[-1] // x.shape[-1]
     if multiplier > 1:
         x = jnp.repeat(x, multiplier, axis=-1)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return _tap_sum(x, w, strides, dilations, pads, dtype)
+    return _depthwise_floats(x, w, strides, dilations, pads, dtype)
+
+
+def _tap_sum(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
     terms = (
         part.astype(dtype) * w[place][0].astype(dtype)
         for place, part in taps(x, w.shape[:-2], strides, dilations, pads, 0)
     )
     return functools.reduce(jnp.add, terms)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _depthwise_floats(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
+    """Autodiff would add up padded slices for dx, and take 120 times what the convolution does."""
+    return _tap_sum(x, w, strides, dilations, pads, dtype)
+
+
+def _depthwise_forward(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
+    return _depthwise_floats(x, w, strides, dilations, pads, dtype), (x, w)
+
+
+def _depthwise_backward(strides, dilations, pads, dtype, saved, dy):  # type: ignore[no-untyped-def]
+    x, w = saved
+    wide = _spread(dy, x.shape, w.shape, strides, dilations, pads)
+    dx = _tap_sum(wide, jnp.flip(w, range(w.ndim - 2)), (1,) * len(strides), dilations, ((0, 0),) * len(strides), x.dtype)
+
+    def products(image: jax.Array, d: jax.Array) -> jax.Array:
+        parts = taps(image[None], w.shape[:-2], strides, dilations, pads, 0)
+        return jnp.stack([jnp.sum(part[0] * d, tuple(range(d.ndim - 2))) for _, part in parts])
+
+    if x[0].size >= _LARGE_IMAGE:  # added up image by image, so that the nine products read it from the cache
+        start = jnp.zeros((math.prod(w.shape[:-2]), *dy.shape[-2:]), dy.dtype)
+        dw, _ = lax.scan(lambda total, pair: (total + products(*pair), None), start, (x, dy))
+    else:
+        parts = taps(x, w.shape[:-2], strides, dilations, pads, 0)
+        dw = jnp.stack([jnp.sum(part * dy, tuple(range(x.ndim - 2))) for _, part in parts])
+    return dx, dw.sum(-2).reshape(w.shape).astype(w.dtype)
+
+
+_depthwise_floats.defvjp(_depthwise_forward, _depthwise_backward)
+
+
+def _spread(dy, image, kernel, strides, dilations, pads):  # type: ignore[no-untyped-def]
+    """A convolution's gradient spread over its strides, so that the mirrored kernel's convolution with it is dx."""
+    window = [(k - 1) * d + 1 for k, d in zip(kernel[:-2], dilations, strict=True)]
+    spread = [
+        (k - 1 - lo, n + lo - (o - 1) * s - 1, s - 1)
+        for k, (lo, _), n, o, s in zip(window, pads, image[1:-1], dy.shape[1:-1], strides, strict=True)
+    ]
+    return lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
 
 
 def _grouped(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -81,14 +82,30 @@ def codes(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
     return jnp.clip(nearest(divide(x, scale)) + zero_point, grid.qmin, grid.qmax)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def fake_quant(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
-    """Return what quantizing and dequantizing makes of x; its gradient is that of clipping alone.
+    """Return what quantizing and dequantizing makes of x.
+
+    Rounding has the straight-through gradient, so that x has that of clipping alone, and the scale that of Jain et
+    al., Trained Quantization Thresholds (arXiv:1903.08066): what rounding adds inside the range, the end outside.
 
     >>> from jq.formats import INT8
     >>> fake_quant(jnp.array([0.3, -9.0]), 0.25, 0, INT8)
     Array([ 0.25, -9.  ], dtype=float32)
     """
     return rounded((codes(x, scale, zero_point, grid) - zero_point) * scale)
+
+
+@fake_quant.defjvp
+def _trained_threshold(grid: Integer, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    """By hand: what autodiff makes of the steps takes twenty times as long."""
+    x, scale, zero_point = primals
+    dx, dscale, _ = tangents
+    ratio = x * (1 / scale)
+    code = jnp.round(ratio) + zero_point
+    inside = (code >= grid.qmin) & (code <= grid.qmax)
+    end = jnp.clip(code, grid.qmin, grid.qmax) - zero_point
+    return fake_quant(*primals, grid), jnp.where(inside, dx, 0) + dscale * (end - jnp.where(inside, ratio, 0))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jq import blocks
 from jq.errors import ConfigError, suggest
 from jq.formats import Block, Float, Format, Integer
 from jq.layout import ChannelsLast, Packed
-from jq.numerics import codes, divide, exponent_of, rounded
+from jq.numerics import codes, divide, exponent_of, fake_quant, rounded
 
 Array = Any
 
@@ -101,8 +101,10 @@ class QParams:
             return _cast(x, self.grid, -1 if along is None else along)
         if self.dynamic:
             return dataclasses.replace(self, dynamic=False, **_from_data(x, self.grid)).fake_quant(x)
-        zero_point = self._along(self.zero_point, x, axis)
-        return rounded((self.codes(x, axis) - zero_point) * self._along(self.scale, x, axis))
+        scale, zero_point = self._along(self.scale, x, axis), self._along(self.zero_point, x, axis)
+        if self.coded is None:
+            return fake_quant(x, scale, zero_point, self.grid)
+        return rounded((self.codes(x, axis) - zero_point) * scale)
 
     def _along(self, parameter: Array, x: Array, axis: int | None) -> Array:
         """Scale or zero point, so that it broadcasts against x."""

@@ -68,6 +68,25 @@ OfMeans = Callable[[np.ndarray, np.ndarray, Mapping[str, Any]], np.ndarray]  # o
 
 
 @dataclasses.dataclass(frozen=True)
+class Linear:
+    """An operator as products, group by group, of rows that it reads of its input with columns of its weight.
+
+    Each position of an output has a row. The places of positions in an image, or in another item of a batch, say which
+    are wanted; None is for all.
+    """
+
+    weight: str  # the input parameter
+    rows: Callable[[Array, Array, Mapping[str, Any], np.ndarray | None], Array]
+    """Of input, weight, attributes and places: (positions, K, groups)."""
+    columns: Callable[[Array, Mapping[str, Any]], Array]
+    """Of a weight: (groups, K, outputs / groups)."""
+    weights: Callable[[Array, Sequence[int], Mapping[str, Any]], Array]
+    """Columns as a weight of this shape."""
+    results: Callable[[Array, Mapping[str, Any], np.ndarray | None], Array]
+    """Of an output: (positions, outputs / groups, groups)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Quant:
     """How an operator is quantized: which of its tensors have a scale of their own, and whose they take over."""
 
@@ -84,6 +103,7 @@ class Quant:
         None  # attributes and input to the axis that is summed over
     )
     of_means: OfMeans | None = None  # what a weight makes of the channels' means: each output's mean
+    linear: Linear | None = None  # how its output hangs on its weight
     when: Activation | None = None  # whether it is quantized at all
     since: int = 1  # the opset from which on it is
 

@@ -19,10 +19,9 @@ from jq.integer.fixed import Fixed, Table
 from jq.integer.means import average
 from jq.integer.products import products
 from jq.numerics import divide
-from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
+from jq.registry import Array, Context, IntegerContext, Linear, Quant, astype, integer, namespace, op
 
 _LINEAR = Quant(absorbs=True, bias="b")
-_PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2)
 _FARTHEST = 1 << 20  # pixels; beyond it lie damaged attributes, for which XLA's sizes and our tables overflow
 
 
@@ -69,12 +68,48 @@ def _conv_of_means(w: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -
     return np.einsum("goi,gi->go", by_group, means.reshape(groups, -1)).reshape(-1)
 
 
+def _conv_rows(x: Array, w: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
+    groups, names = attrs.get("group", 1), ("strides", "dilations", "pads", "auto_pad")
+    given = {k: attrs[k] for k in names if k in attrs}
+    window = windows(x.shape[2:], w.shape[2:], **{"strides": None, "dilations": None, "pads": None, **given})
+    taps = kernels.taps(jnp.moveaxis(x, 1, -1), w.shape[2:], *window, 0)
+    rows = jnp.stack([_at_places(part, places) for _, part in taps], axis=1)
+    return jnp.moveaxis(rows.reshape(*rows.shape[:2], groups, -1), 2, -1).reshape(rows.shape[0], -1, groups)
+
+
+def _at_places(images: Array, places: np.ndarray | None) -> Array:
+    """The pixels of (N, *spatial, C) as (positions, C): all, or those of each image at some places."""
+    pixels = images.reshape(images.shape[0], -1, images.shape[-1])
+    return (pixels if places is None else pixels[:, places]).reshape(-1, images.shape[-1])
+
+
+def _conv_columns(w: Array, attrs: Mapping[str, Any]) -> Array:
+    groups, rank = attrs.get("group", 1), w.ndim
+    columns = jnp.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
+    order = (0, *range(3, rank + 1), 2, 1)
+    return jnp.transpose(columns, order).reshape(groups, -1, w.shape[0] // groups)
+
+
+def _conv_weights(columns: Array, shape: Sequence[int], attrs: Mapping[str, Any]) -> Array:
+    rank = len(shape)
+    apart = jnp.reshape(columns, (columns.shape[0], *shape[2:], shape[1], columns.shape[-1]))
+    return jnp.transpose(apart, (0, rank, rank - 1, *range(1, rank - 1))).reshape(shape)
+
+
+def _conv_results(y: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
+    pixels, groups = _at_places(jnp.moveaxis(y, 1, -1), places), attrs.get("group", 1)
+    return jnp.moveaxis(pixels.reshape(len(pixels), groups, -1), 1, -1)
+
+
+_CONV_PRODUCTS = Linear("w", _conv_rows, _conv_columns, _conv_weights, _conv_results)
+
+
 @op(
     "Conv",
     weight="w",
     layout="last",
     channels=lambda attrs: ("w", 0),
-    quant=dataclasses.replace(_LINEAR, of_means=_conv_of_means),
+    quant=dataclasses.replace(_LINEAR, of_means=_conv_of_means, linear=_CONV_PRODUCTS),
 )
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
@@ -450,10 +485,36 @@ def _gemm_of_means(b: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -
     return attrs.get("alpha", 1.0) * ((b if attrs.get("transB", 0) else b.T) @ means)
 
 
+def _gemm_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
+    return attrs.get("alpha", 1.0) * (a.T if attrs.get("transA", 0) else a)[..., None]
+
+
+def _gemm_columns(b: Array, attrs: Mapping[str, Any]) -> Array:
+    return (b.T if attrs.get("transB", 0) else b)[None]
+
+
+def _gemm_weights(columns: Array, shape: Sequence[int], attrs: Mapping[str, Any]) -> Array:
+    return columns[0].T if attrs.get("transB", 0) else columns[0]
+
+
+def _matmul_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
+    return _at_places(a, places if a.ndim > 2 else None)[..., None]
+
+
+_GEMM_PRODUCTS = Linear("b", _gemm_rows, _gemm_columns, _gemm_weights, lambda y, attrs, places: y[..., None])
+_MATMUL_PRODUCTS = Linear(
+    "b",
+    _matmul_rows,
+    columns=lambda b, attrs: b[None],
+    weights=lambda columns, shape, attrs: columns[0],
+    results=lambda y, attrs, places: _matmul_rows(y, y, attrs, places),
+)
+
+
 @op(
     "Gemm",
     channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1),
-    quant=Quant(absorbs=True, bias="c", summed=_gemm_summed, of_means=_gemm_of_means),
+    quant=Quant(absorbs=True, bias="c", summed=_gemm_summed, of_means=_gemm_of_means, linear=_GEMM_PRODUCTS),
 )
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
     a, b = (a.T if transA else a), (b.T if transB else b)
@@ -495,6 +556,9 @@ def fused_gemm(
 ) -> Array:  # fmt: skip
     y = gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return _activation(activation, y, [p for p in (activation_alpha, activation_beta) if p is not None])
+
+
+_PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2, linear=_MATMUL_PRODUCTS)
 
 
 @op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=_PRODUCT)
