@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jq.equalize.rewrite import rewritten
 from jq.graph import Graph, Node
 from jq.passes.affine import is_float
 from jq.passes.batchnorm import scale_and_shift
-from jq.passes.clean import remove_unused
-from jq.passes.edit import fresh
 
 PAIR_OPS = frozenset({"Relu", "LeakyRelu", "Pad", "ReduceMean"})
 TRIPLE_OPS = frozenset({"Relu"})
@@ -69,7 +68,7 @@ class Factors:
 Chain = tuple[Layer, ...]
 
 
-def equalize(
+def equalize_as_quark(
     graph: Graph,
     *,
     steps: int = 1,
@@ -88,7 +87,7 @@ def equalize(
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> [[layer.node.name for layer in chain] for chain in find_chains(graph)][0]
     ['stage1.0.conv1', 'stage1.0.conv2']
-    >>> equalize(graph) is graph
+    >>> equalize_as_quark(graph) is graph
     False
     """
     if stem:
@@ -109,7 +108,7 @@ def equalize(
             repeats += 1
         if change <= tolerance or repeats == _REPEATS:
             break
-    return _write(graph, {k.node: {1: a.weight, 2: a.bias} for k, a in arrays.items()})
+    return rewritten(graph, {k.node: {1: a.weight, 2: a.bias} for k, a in arrays.items()})
 
 
 # Where factors may go
@@ -335,23 +334,6 @@ def _arrays(graph: Graph, node: Node) -> Arrays:
     return Arrays(graph.params[node.inputs[1]], graph.params.get(_bias_name(node)))
 
 
-def _write(graph: Graph, arrays: Mapping[Node, Mapping[int, np.ndarray | None]]) -> Graph:
-    """The graph with other arrays at these inputs of these nodes; an array that others read too is not touched."""
-    taken = set(graph.tensors)
-    nodes: dict[Node, Node | None] = {}
-    changed: dict[str, np.ndarray] = {}
-    for node, of_node in arrays.items():
-        inputs = list(node.inputs)
-        for index, array in of_node.items():
-            if array is None or np.array_equal(array, graph.params[inputs[index]]):
-                continue
-            if graph.sole_reader(inputs[index]) is None:
-                inputs[index] = fresh(f"{node.label}.{inputs[index]}", taken)
-            changed[inputs[index]] = array
-        nodes[node] = node.replace(inputs=tuple(inputs))
-    return remove_unused(graph.edit(nodes, changed)) if changed else graph
-
-
 # The stem: factors that BatchNormalizations take in, which no layer could
 
 
@@ -381,7 +363,7 @@ def equalize_stem(graph: Graph) -> Graph:
         assert gamma is not None and mean is not None
         span = slice(offset, offset + len(s))
         gamma[span], mean[span] = _wide(gamma[span]) / s, _wide(mean[span]) * s
-    return _write(graph, new) if all(_is_finite(*of_node.values()) for of_node in new.values()) else graph
+    return rewritten(graph, new) if all(_is_finite(*of_node.values()) for of_node in new.values()) else graph
 
 
 def _norms(graph: Graph, name: str, offset: int, count: int) -> Iterator[tuple[Node, int] | None]:

@@ -1,0 +1,55 @@
+"""AdaQuant: learn the weights themselves, through their rounding.
+
+Hubara et al., Improving Post Training Neural Quantization: Layer-wise Calibration and Integer Programming,
+arXiv:2006.10518. The straight-through estimator lets the gradient pass the rounding, so that a weight may go to any
+code, not only to the two beside it. Steps are counted in codes, so that one learning rate serves all layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jq.finetune.gram import Form
+from jq.plan import QParams
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaQuant:
+    """How weights are learned from the quadratic form of a layer's error."""
+
+    steps: int = 150
+    learning_rate: float = 0.05  # codes per step, at first
+
+    def __call__(self, columns: Array, found: QParams, form: Form) -> Array:
+        """The weights (groups, K, outputs) of least error that were seen, rounded."""
+        scale = along_columns(found, columns)
+        adam = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+
+        def rounded(w: Array) -> Array:
+            return dataclasses.replace(found, scale=scale, axis=None).fake_quant(w)
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            w, state, best, least = carry
+            weights, pull = jax.vjp(rounded, w)
+            error = form(weights - columns)
+            best, least = jnp.where(error < least, weights, best), jnp.minimum(error, least)
+            (gradient,) = pull(form.gradient(weights - columns))
+            update, state = adam.update(gradient * scale, state)
+            return (w + scale * update, state, best, least), None
+
+        start = (columns, adam.init(columns), rounded(columns), jnp.float32(jnp.inf))
+        (w, _, best, least), _ = jax.lax.scan(step, start, None, self.steps)
+        return jnp.where(form(rounded(w) - columns) < least, rounded(w), best)
+
+
+def along_columns(found: QParams, columns: Array) -> Array:
+    """A weight's scale, one or one per output channel, so that it broadcasts against columns."""
+    scale = jnp.asarray(found.scale)
+    return scale if found.axis is None else scale.reshape(columns.shape[0], 1, columns.shape[2])

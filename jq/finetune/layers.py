@@ -1,0 +1,169 @@
+"""Layer by layer: rounding that makes the squared error of a layer's output least, and the bias that fits it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.fake import fake_quant
+from jq.finetune.adaquant import along_columns
+from jq.finetune.gram import Form, Sums, sums
+from jq.finetune.units import Pattern, bias_of, linear_of, weight_of
+from jq.finetune.walk import Site, Tensors, over_chunks, values
+from jq.formats import Integer
+from jq.graph import Graph, Node, Value
+from jq.placement import absorbed
+from jq.plan import Plan, QParams
+from jq.trace import AnyOrder, trace
+
+Array = Any
+Rounding = Callable[[Array, QParams, Form], Array]  # of columns of weights, as they are quantized, and their error
+_BIAS_STEPS = 2  # of Newton's method, for the bias with which an activation's mean is right
+_FLAT = 0.02  # share of a channel that passes its activation, below which its mean says little of the bias
+
+
+def nearest(columns: Array, found: QParams, form: Form) -> Array:
+    """Round each weight to the nearest code."""
+    return dataclasses.replace(found, scale=along_columns(found, columns), axis=None).fake_quant(columns)
+
+
+def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
+    """Return the site with its one layer rounded, and its bias what makes the mean of the output right.
+
+    A rounding that is no better than the nearest is not taken.
+    """
+    pattern, graph = site.unit.pattern, site.unit.pattern.graph
+    (layer,) = site.unit.layers
+    index = site.unit.nodes.index(layer)
+    node = graph.nodes[index]
+    weight, bias = weight_of(graph, node), bias_of(graph, node)
+    if linear_of(graph, node) is None or weight is None or not _has_codes(site.plan.weights[weight]):
+        return site, float("nan"), float("nan")
+    step = functools.partial(_sums, pattern, index, sum(map(len, site.valid)), site.given)
+    form = functools.reduce(Sums.__add__, over_chunks(step, site.floats, site.codes, site.valid))
+    changed, before, after = _solved(pattern, index, rounding, site.given, site.plan.weights[weight], form)
+    site = site.replace(params=site.params | changed)
+    if bias is not None:
+        wanted = _mean(over_chunks(functools.partial(_float_means, pattern, index, site.given), site.floats, site.valid))
+        for _ in range(_BIAS_STEPS):
+            step = functools.partial(_means, pattern, index, site.params, site.plan)
+            mean, slope = _mean(over_chunks(step, site.codes, site.valid))
+            fitted = _newton(site.params[bias], wanted[0] - mean, slope)
+            site = site.replace(params=site.params | {bias: fitted})
+    return site, float(before), float(after)
+
+
+def _has_codes(found: QParams) -> bool:
+    return found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _sums(
+    pattern: Pattern, index: int, feeds: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors, valid: Array
+) -> Sums:
+    """What a chunk adds to the form of a layer that reads an input of the unit.
+
+    A layer is linear: its outputs are off by what it makes of its inputs' difference.
+    """
+    node, graph = pattern.graph.nodes[index], pattern.graph
+    linear, weight, bias = linear_of(graph, node), weight_of(graph, node), bias_of(graph, node)
+    assert linear is not None and weight is not None
+    x = node.inputs[0]
+    seen, off = _images(codes[x].value), _images(floats[x].value - codes[x].value)
+    alone = graph.replace(nodes=(node,), inputs=(Value(x),), outputs=(Value(node.outputs[0]),))
+    zero = {} if bias is None else {bias: jnp.zeros_like(params[bias])}
+    e = trace(alone)({**params, **zero}, {x: off})[node.outputs[0]]
+    copies = len(seen) // len(valid)
+    return sums(linear, node.attrs, seen, params[weight], e, jnp.repeat(valid.astype(e.dtype), copies), feeds * copies)
+
+
+def _images(chunk: Array) -> Array:
+    """(feeds, batch, ...) as one batch."""
+    return chunk.reshape(chunk.shape[0] * chunk.shape[1], *chunk.shape[2:])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _solved(
+    pattern: Pattern, index: int, rounding: Rounding, params: Mapping[str, Array], found: QParams, total: Sums
+) -> tuple[dict[str, Array], Array, Array]:
+    """A layer's weight rounded, the bias that is best for it before the activation, and the error before and after."""
+    node, graph = pattern.graph.nodes[index], pattern.graph
+    linear, weight, bias = linear_of(graph, node), weight_of(graph, node), bias_of(graph, node)
+    assert linear is not None and weight is not None
+    form, w = Form.of(total), params[weight]
+    columns, plain = linear.columns(w, node.attrs), linear.columns(found.fake_quant(w), node.attrs)
+    rounded = rounding(columns, found, form)
+    before, after = form(plain - columns), form(rounded - columns)
+    rounded = jnp.where(after < before, rounded, plain)
+    changed = {weight: linear.weights(rounded, w.shape, node.attrs)}
+    if bias is not None and params[bias].size == form.mean_e.size:
+        shift = form.shift(rounded - columns).reshape(params[bias].shape)
+        changed[bias] = params[bias] + shift
+    return changed, before, jnp.minimum(before, after)
+
+
+@jax.jit
+def _newton(bias: Array, off: Array, slope: Array) -> Array:
+    change = jnp.where(slope > _FLAT, off / jnp.maximum(slope, _FLAT), 0)
+    return bias + change.reshape(bias.shape)
+
+
+def activated(graph: Graph, node: Node) -> str:
+    """The output of a node, or of the activation that takes it."""
+    inner, name = absorbed(graph), node.outputs[0]
+    while name in inner and inner[name].outputs:
+        name = inner[name].outputs[0]
+    return name
+
+
+def _mean(parts: list[tuple[Array, ...]]) -> list[Array]:
+    *found, count = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
+    return [f / count for f in found]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _float_means(
+    pattern: Pattern, index: int, params: Mapping[str, Array], inputs: Tensors, valid: Array
+) -> tuple[Array, Array]:
+    """Sums by channel of what the float network's layer gives, after its activation."""
+    output = activated(pattern.graph, pattern.graph.nodes[index])
+    fn = trace(pattern.graph, outputs=(), taps={output: AnyOrder(_channel_sums)})
+    return _weighted(jax.vmap(lambda x: fn(params, x)[1][output])(values(inputs)), valid)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _means(
+    pattern: Pattern, index: int, params: Mapping[str, Array], plan: Plan, inputs: Tensors, valid: Array
+) -> tuple[Array, Array, Array]:
+    """Sums by channel of what the quantized layer gives after its activation, and how they rise with the bias.
+
+    Noise before a ReLU makes its mean larger, which a bias that only makes the mean before it right would leave.
+    """
+    node = pattern.graph.nodes[index]
+    output, bias = activated(pattern.graph, node), bias_of(pattern.graph, node)
+    assert bias is not None
+    quantized = fake_quant(pattern.graph, taps={output: AnyOrder(_channel_sums)})
+    plain = plan.replace({output: None}) if output in plan else plan
+
+    def made(b: Array) -> tuple[Array, Array]:
+        found = jax.vmap(lambda x: quantized({**params, bias: b}, plain, x)[1][output])(values(inputs))
+        return _weighted(found, valid)
+
+    (total, count), (slope, _) = jax.jvp(made, (params[bias],), (jnp.ones_like(params[bias]),))
+    return total, slope, count
+
+
+def _channel_sums(x: Array, last: bool) -> tuple[Array, Array]:
+    """Sums of a tensor by channel, and of how many numbers each."""
+    axis = x.ndim - 1 if last or x.ndim < 3 else 1
+    return jnp.sum(x, tuple(i for i in range(x.ndim) if i != axis)), jnp.float32(x.size / x.shape[axis])
+
+
+def _weighted(sums: tuple[Array, Array], valid: Array) -> tuple[Array, Array]:
+    return valid.astype(jnp.float32) @ sums[0], valid.astype(jnp.float32) @ sums[1]

@@ -1,0 +1,208 @@
+"""Reconstruction: units are tuned by gradient until, on what the quantized network gives them, they give what the
+float network does.
+
+Weights and biases are learned through their rounding, and so are thresholds, as exponents that are rounded too:
+Jain et al., Trained Quantization Thresholds, arXiv:1903.08066. Units are blocks as in Li et al., BRECQ
+(arXiv:2102.05426), whose outputs count by the Fisher information of their channels, and inputs may be mixed with the
+float network's, as in Wei et al., QDrop (arXiv:2203.05740).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jq.fake import fake_quant
+from jq.finetune.streams import Kept, joined
+from jq.finetune.units import Pattern, Unit, bias_of, weight_of
+from jq.finetune.walk import Site, Tensors, over_chunks, values
+from jq.graph import Graph
+from jq.numerics import nearest
+from jq.plan import Plan, QParams
+from jq.trace import trace
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """How a unit is tuned. Learning rates of weights and biases are in codes per step, at first."""
+
+    steps: int = 100
+    batch: int = 10
+    weights: float = 0.05
+    biases: float = 0.02
+    exponents: float = 0.01  # octaves per step; 0 leaves the scales
+    drop: float = 0.0  # share of the inputs that come from the float network
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """What is learned of a unit."""
+
+    arrays: Mapping[str, Array]  # weights and biases
+    exponents: Mapping[str, Array]  # of activations, real numbers
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan with these exponents, rounded."""
+        return plan.replace(
+            {
+                k: dataclasses.replace(plan.activations[k], scale=jnp.exp2(nearest(e)))
+                for k, e in self.exponents.items()
+            }
+        )
+
+
+def tune_unit(
+    site: Site, how: Reconstruction, free: frozenset[str], importance: Mapping[str, Array], key: Array
+) -> tuple[Site, float, float]:
+    """Return the site tuned, if its error over all data is less then; `free` names activations that may be scaled."""
+    graph = site.unit.pattern.graph
+    weights = {k for n in graph.nodes if (k := weight_of(graph, n)) in site.plan.weights}
+    biases = {k for n in graph.nodes if (k := bias_of(graph, n)) is not None}
+    rates = {k: how.weights for k in weights} | {k: how.biases for k in biases}
+    steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
+    start = Tuned(
+        {k: site.params[k] for k in steps},
+        {k: jnp.log2(jnp.asarray(q.scale)) for k, q in site.plan.activations.items() if k in free},
+    )
+    rates_of = Tuned(steps, {k: jnp.float32(how.exponents) for k in start.exponents})
+    whole = [{k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)]
+    size = {k: jnp.mean(jnp.square(y.value)) for k, y in whole[2].items()}
+    scale = {k: importance.get(k, jnp.ones(())) / jnp.maximum(s, 1e-30) / len(size) for k, s in size.items()}
+    feeds = sum(int(v.sum()) for v in site.valid)
+    tuned = _optimized(site.unit.pattern, how, feeds, start, rates_of, site.params, site.plan, scale, *whole, key)
+    tuned = dataclasses.replace(tuned, exponents={k: jnp.round(e) for k, e in tuned.exponents.items()})
+
+    def error(found: Tuned) -> float:
+        step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
+        return float(sum(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
+
+    old, new = error(start), error(tuned)
+    if not new < old:
+        return site, old, old
+    moved = tuned.plan(site.plan)
+    kept = {k: q for k, q in site.plan.activations.items() if k not in tuned.exponents}
+    changed = {
+        k: dataclasses.replace(q, scale=np.float32(q.scale))
+        for k, q in moved.activations.items()
+        if k not in kept and float(q.scale) != float(site.plan.activations[k].scale)
+    }
+    return site.replace(params=site.params | dict(tuned.arrays), plan=site.plan.replace(changed)), old, new
+
+
+def _step_of(site: Site, name: str) -> Array:
+    """How far apart the codes of an array are; of what is not quantized, a hundredth of its size."""
+    found: QParams | None = site.plan.weights.get(name)
+    if found is None or not hasattr(found.grid, "qmin") or found.grid.bits > 16:
+        return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128
+    scale = jnp.asarray(found.scale)
+    if found.axis is None:
+        return scale
+    return scale.reshape([-1 if i == found.axis % site.params[name].ndim else 1 for i in range(site.params[name].ndim)])
+
+
+def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array]) -> Array:
+    """The error of each feed: squares by channel, weighed."""
+
+    def of(name: str) -> Array:
+        square = jnp.square(z[name] - y[name])
+        weight = scale[name]
+        if weight.ndim:
+            weight = weight.reshape(-1, *(1,) * max(0, square.ndim - 3))
+        return jnp.mean((square * weight).reshape(len(square), -1), axis=1)
+
+    return sum(of(name) for name in y)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _optimized(
+    pattern: Pattern, how: Reconstruction, feeds: int, start: Tuned, rates: Tuned, params: Mapping[str, Array],
+    plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
+) -> Tuned:  # fmt: skip
+    """Adam on batches, with rates that fall to zero on a cosine."""
+    fn = fake_quant(pattern.graph)
+    adam = optax.scale_by_adam(b2=0.99)
+    schedule = optax.cosine_decay_schedule(1.0, how.steps)
+
+    def loss(tuned: Tuned, key: Array) -> Array:
+        chosen, mixed = jax.random.split(key)
+        index = jax.random.permutation(chosen, feeds)[: how.batch]
+        x, y = (_picked(t, index) for t in (codes, targets))
+        if how.drop:
+            kept = _picked(floats, index)
+            x = {k: jnp.where(jax.random.bernoulli(mixed, how.drop, v.shape), kept[k], v) for k, v in x.items()}
+        z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(x)
+        return jnp.mean(_off(y, z, scale))
+
+    def step(carry: tuple[Tuned, Any], i: Array) -> tuple[tuple[Tuned, Any], None]:
+        tuned, state = carry
+        gradient = jax.grad(loss)(tuned, jax.random.fold_in(key, i))
+        update, state = adam.update(gradient, state)
+        return (jax.tree.map(lambda v, u, r: v - schedule(i) * r * u, tuned, update, rates), state), None
+
+    (tuned, _), _ = jax.lax.scan(step, (start, adam.init(start)), jnp.arange(how.steps))
+    return tuned
+
+
+def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:
+    return {k: dataclasses.replace(t, array=t.array[index]).value for k, t in tensors.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _error(
+    pattern: Pattern, tuned: Tuned, params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array], codes: Tensors,
+    targets: Tensors, valid: Array,
+) -> Array:  # fmt: skip
+    fn = fake_quant(pattern.graph)
+    z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(values(codes))
+    return jnp.sum(valid * _off(values(targets), z, scale))
+
+
+def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key: Array) -> dict[str, Array]:
+    """Return how much each channel of the units' outputs counts in those of the network, 1 on average.
+
+    The squared gradient of a random projection of the outputs is, on average, the diagonal of J'J.
+    """
+    seen = {k: Kept.halved(jnp.asarray(v)).value for k, v in inputs.items()}
+    params = {k: jnp.asarray(v) for k, v in graph.params.items()}
+    for unit in parts:
+        own = unit.inside(params)
+        seen |= unit.outside(_forward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs})))
+    back: dict[str, Array] = {}
+    for i, value in enumerate(graph.outputs):
+        draw = jax.random.normal(jax.random.fold_in(key, i), seen[value.name].shape)
+        back[value.name] = draw / jnp.sqrt(jnp.mean(jnp.square(seen[value.name])) + 1e-30)
+    found: dict[str, Array] = {}
+    for unit in reversed(parts):
+        own = unit.inside(params)
+        cotangent = unit.inside({t: back[t] for t in unit.outputs})
+        pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
+        for t in unit.outputs:
+            square = jnp.square(back[t])
+            channels = jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
+            found[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
+        for t, g in unit.outside(pulled).items():
+            back[t] = back[t] + g if t in back else g
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return jax.vmap(lambda x: trace(pattern.graph)(params, x))(dict(inputs))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(
+    pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array], cotangent: Mapping[str, Array]
+) -> dict[str, Array]:
+    _, pull = jax.vjp(lambda x: _forward(pattern, params, x), dict(inputs))
+    return pull(dict(cotangent))[0]

@@ -1,0 +1,92 @@
+"""What flows between the units of a network: tensors of all calibration data, in small types, in memory or on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.formats import Integer
+from jq.plan import QParams
+
+Array = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A tensor in a smaller type: value = (array - zero) * scale.
+
+    What is quantized is kept as its codes, so exactly; floats in half precision, relative to their largest.
+    """
+
+    array: Array
+    scale: Array
+    zero: Array
+
+    @classmethod
+    def quantized(cls, x: Array, found: QParams | None) -> Kept:
+        """A tensor that a plan quantizes, or not."""
+        integers = found is not None and isinstance(found.grid, Integer) and found.axis is None and not found.dynamic
+        if found is None or not integers or found.grid.bits > 16:
+            return cls(x, jnp.float32(1), jnp.float32(0))
+        return cls(found.codes(x).astype(found.grid.dtype), jnp.float32(found.scale), jnp.float32(found.zero_point))
+
+    @classmethod
+    def halved(cls, x: Array) -> Kept:
+        """A tensor in half precision, if it is of floats."""
+        if x.dtype != jnp.float32:
+            return cls(x, jnp.float32(1), jnp.float32(0))
+        _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
+        scale = jnp.exp2((exponent - 15).astype(jnp.float32))
+        return cls((x / scale).astype(jnp.float16), scale, jnp.float32(0))
+
+    @property
+    def value(self) -> Array:
+        """The tensor."""
+        if not jnp.issubdtype(self.array.dtype, jnp.number) or self.array.dtype == jnp.float32:
+            return self.array
+        return (self.array.astype(jnp.float32) - self.zero) * self.scale
+
+
+def joined(chunks: Sequence[Kept]) -> Kept:
+    """Chunks of a tensor as one, at the largest scale among them."""
+    if chunks[0].array.dtype != jnp.float16:
+        return Kept(jnp.concatenate([c.array for c in chunks]), chunks[0].scale, chunks[0].zero)
+    scale = jnp.max(jnp.stack([c.scale for c in chunks]))
+    arrays = [c.array * (c.scale / scale).astype(jnp.float16) for c in chunks]
+    return Kept(jnp.concatenate(arrays), scale, chunks[0].zero)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+    """The calibration data in chunks, and where tensors between units are kept: in memory, or in files of a folder."""
+
+    inputs: Mapping[str, list[np.ndarray]]
+    valid: list[np.ndarray]
+    folder: Path | None = None
+    _names: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return len(self.valid)
+
+    def keep(self, chunks: Sequence[Kept]) -> list[Kept]:
+        """The chunks of a tensor, read from disk when they are needed if there is a folder."""
+        return list(chunks) if self.folder is None else [self._on_disk(c, self.folder) for c in chunks]
+
+    def _on_disk(self, kept: Kept, folder: Path) -> Kept:
+        path = folder / f"{next(self._names)}.npy"
+        np.save(path, np.asarray(kept.array))
+        mapped = np.load(path, mmap_mode="r")
+        os.unlink(path)  # the mapping keeps the file until it is let go
+        return Kept(mapped, kept.scale, kept.zero)

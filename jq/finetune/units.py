@@ -1,0 +1,194 @@
+"""A network in parts, each of which is tuned by itself: layers, or blocks between places where one tensor goes on.
+
+Units of like structure are one to the compiler: a `Pattern` names tensors by their order, so that what is compiled
+for one residual block serves all of its shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Literal
+
+import numpy as np
+
+from jq.graph import Graph, Node, Value
+from jq.passes.edit import rename
+from jq.placement import absorbed
+from jq.plan import Plan
+from jq.registry import Linear, lookup
+from jq.trace import demanded
+
+Kind = Literal["layer", "block", "network"]
+_LAYERS = 3  # of a block, where structure alone would make it smaller
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A part of a network whatever its tensors are called."""
+
+    key: str
+    graph: Graph = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unit:
+    """A part of a network: consecutive nodes, what they read from before, and what is read of them after."""
+
+    nodes: tuple[Node, ...]
+    layers: tuple[Node, ...]  # the nodes with weights that a plan quantizes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    pattern: Pattern
+    names: Mapping[str, str]  # of tensors, in the pattern
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        found = self.layers or self.nodes
+        return found[0].label if len(found) == 1 else f"{found[0].label} .. {found[-1].label}"
+
+    def inside(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the network's values that the pattern has, by its names."""
+        return {self.names[k]: v for k, v in values.items() if k in self.names}
+
+    def outside(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of the pattern by the network's names."""
+        own = {v: k for k, v in self.names.items()}
+        return {own[k]: v for k, v in values.items()}
+
+    def plan(self, plan: Plan) -> Plan:
+        """What a plan says of the pattern. Its inputs come quantized, but for those of the network."""
+        made = {o for n in self.nodes for o in n.outputs}
+        return Plan(
+            activations=self.inside({k: q for k, q in plan.activations.items() if k in made}),
+            weights=self.inside(plan.weights),
+            nodes=frozenset(self.names[o] for o in plan.nodes if o in made),
+            forms=plan.forms,
+        )
+
+
+def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
+    """Return the parts of a graph, in order, all nodes in one of them."""
+    layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
+    ends = [len(graph.nodes)]
+    if kind != "network":
+        allowed = dict(_cuts(graph))
+        if kind == "layer":
+            ends = [i for i, n in enumerate(graph.nodes) if n in layers and i in allowed and i] + ends
+        else:
+            raw = absorbed(graph).keys()  # where an operator goes on in its activation
+            alone = [i for i, live in allowed.items() if i and len(live) == 1 and live.isdisjoint(raw)]
+            ends = _blocks(graph, alone, set(layers)) + ends
+    parts = (graph.nodes[a:b] for a, b in itertools.pairwise([0, *ends]))
+    return [_unit(graph, part, layers) for part in parts if part]
+
+
+def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
+    """Whether a node has a weight with channels that a plan quantizes."""
+    return weight_of(graph, node) in plan.weights
+
+
+def weight_of(graph: Graph, node: Node) -> str | None:
+    """The weight of a node that has channels: None where it has none."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None or entry.channels is None:
+        return None
+    names = entry.operands(node, frozenset({entry.channels(node.attrs)[0]}))
+    return names[0] if names and names[0] in graph.params else None
+
+
+def bias_of(graph: Graph, node: Node) -> str | None:
+    """The constant bias of a node that no other reads."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None or entry.quant.bias is None:
+        return None
+    names = entry.operands(node, frozenset({entry.quant.bias}))
+    return names[0] if names and names[0] in graph.params and graph.sole_reader(names[0]) is not None else None
+
+
+def linear_of(graph: Graph, node: Node) -> Linear | None:
+    """How a node's output hangs on its weight, where that is a sum of products with what it reads."""
+    entry = lookup(node, graph.opset(node.domain))
+    found = None if entry is None else entry.quant.linear
+    return found if found is not None and node.inputs[0] not in graph.arrays else None
+
+
+def _cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
+    """Where the graph may be cut, before the node of each index, with the tensors that go on there."""
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads()}
+    steering, values = demanded(graph), graph.values
+    live = {v.name for v in graph.inputs}
+    for i, node in enumerate(graph.nodes):
+        live = {t for t in live if last.get(t, -1) >= i}
+        types = (values[t].dtype if t in values else None for t in live)
+        if live.isdisjoint(steering) and all(d in (None, np.float32) for d in types):
+            yield i, frozenset(live)
+        live.update(o for o in node.outputs if o)
+
+
+def _blocks(graph: Graph, cuts: Sequence[int], layers: Set[Node]) -> list[int]:
+    """Those of the cuts that end a block: parts of a chain are taken together up to some layers."""
+    found, count = [], 0
+    for start, end in itertools.pairwise([0, *cuts, len(graph.nodes)]):
+        here = sum(n in layers for n in graph.nodes[start:end])
+        if count and count + here > _LAYERS:
+            found.append(start)
+            count = 0
+        count += here
+    return found
+
+
+def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
+    made = {o for n in nodes for o in n.outputs if o}
+    read = dict.fromkeys(r for n in nodes for r in n.reads() if r not in made)
+    inputs = [r for r in read if r not in graph.arrays]
+    within = set(nodes)
+    outputs = [
+        o
+        for n in nodes
+        for o in n.outputs
+        if o and (o in graph.output_names or any(r not in within for r in graph.consumers.get(o, ())))
+    ]
+    names = {t: f"t{i}" for i, t in enumerate(dict.fromkeys((*read, *(o for n in nodes for o in n.outputs if o))))}
+    return Unit(
+        tuple(nodes),
+        tuple(n for n in nodes if n in layers),
+        tuple(inputs),
+        tuple(outputs),
+        _pattern(graph, nodes, inputs, outputs, names),
+        names,
+    )
+
+
+def _pattern(
+    graph: Graph, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str], names: Mapping[str, str]
+) -> Pattern:
+    part = rename(graph.replace(nodes=tuple(n.replace(name="") for n in nodes)), names)
+    part = part.replace(
+        inputs=tuple(Value(names[i]) for i in inputs),
+        outputs=tuple(Value(names[o]) for o in outputs),
+        declared={},
+        metadata={},
+        name="part",
+    ).with_arrays({names[k]: a for k, a in graph.arrays.items() if k in names})
+    known = demanded(part) | part.constants.keys()
+    # What is compiled in: structure and known values. Weights are arguments.
+    key = repr(
+        [
+            [
+                (n.domain, n.op_type, n.inputs, n.outputs, sorted((k, _attribute(v)) for k, v in n.attrs.items()))
+                for n in part.nodes
+            ],
+            [v.name for v in (*part.inputs, *part.outputs)],
+            sorted((k, a.dtype.str, a.shape, a.tobytes() if k in known else b"") for k, a in part.arrays.items()),
+            sorted(graph.opsets.items()),
+        ]
+    )
+    return Pattern(key, part)
+
+
+def _attribute(value: Any) -> str:
+    """An attribute as text; a subgraph is like itself alone."""
+    return f"graph {id(value)}" if isinstance(value, Graph) else repr(value)

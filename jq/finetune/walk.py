@@ -1,0 +1,157 @@
+"""From the inputs to the outputs of a network, unit by unit, with what both networks make of the data.
+
+Each unit is tuned on what the quantized network, all before it already tuned, gives it, towards what the float
+network gives after it. Both streams are carried on from unit to unit, so that the cost is linear in depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.fake import fake_quant
+from jq.finetune.streams import Kept, Store
+from jq.finetune.units import Pattern, Unit
+from jq.graph import Graph
+from jq.plan import Plan, QParams
+from jq.trace import trace
+
+Array = Any
+Tensors = dict[str, Kept]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A unit with what flows through it, by the names of its pattern; lists are of chunks of the data."""
+
+    unit: Unit
+    given: dict[str, Array]  # weights of the float network
+    params: dict[str, Array]  # and as they are now
+    plan: Plan
+    results: dict[str, QParams]  # how outputs are quantized
+    floats: list[Tensors]  # inputs in the float network
+    codes: list[Tensors]  # and in the quantized one
+    targets: list[Tensors]  # outputs of the float network
+    valid: list[np.ndarray]  # of each chunk, which of its feeds are not there twice
+    index: int
+
+    def replace(self, **changes: Any) -> Site:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What became of a unit: its error before and after, by its method's own measure, and if it was kept."""
+
+    unit: str
+    before: float
+    after: float
+    seconds: float
+
+
+Tune = Callable[[Site], tuple[Site, float, float]]  # the site as it is now, and its error before and after
+
+
+def walk(
+    graph: Graph,
+    params: Mapping[str, Any],
+    plan: Plan,
+    parts: Sequence[Unit],
+    store: Store,
+    tune: Tune,
+    *,
+    skip: Mapping[int, tuple[dict[str, Any], dict[str, QParams]]] | None = None,
+    done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
+) -> tuple[dict[str, Any], Plan]:
+    """Return params and plan after every unit is tuned in turn.
+
+    `done` hears of each unit what changed, and says whether there is time for more; those left are only passed.
+    `skip` holds what an earlier run changed.
+    """
+    params, goes_on = dict(params), True
+    floats = {k: [Kept.halved(jnp.asarray(x)) for x in chunks] for k, chunks in store.inputs.items()}
+    codes = {
+        k: [Kept.quantized(jnp.asarray(x), plan.activations.get(k)) for x in chunks]
+        for k, chunks in store.inputs.items()
+    }
+    last = {t: i for i, unit in enumerate(parts) for t in unit.inputs}
+    for i, unit in enumerate(parts):
+        start, names = time.perf_counter(), unit.names
+        read = functools.partial(_read, unit.inputs, names, range(store.count))
+        given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
+        site = Site(
+            unit=unit,
+            given=given,
+            params=given | unit.inside({k: jnp.asarray(params[k]) for k in params if k in names}),
+            plan=unit.plan(plan),
+            results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations},
+            floats=read(floats),
+            codes=read(codes),
+            targets=[],
+            valid=store.valid,
+            index=i,
+        )
+        site = site.replace(targets=over_chunks(functools.partial(_floating, unit.pattern, given), site.floats))
+        if skip is not None and i in skip:
+            arrays, scales = skip[i]
+            site = site.replace(params=site.params | unit.inside(arrays)).replace(plan=site.plan.replace(unit.inside(scales)))
+        elif goes_on and unit.layers:
+            before = site
+            site, old, new = tune(site)
+            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not before.params[k]}
+            moved = {k: q for k, q in site.plan.activations.items() if q is not before.plan.activations[k]}
+            record = Record(unit.label, old, new, time.perf_counter() - start)
+            goes_on = done(i, unit.outside(changed), unit.outside(moved), record)
+        params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
+        plan = plan.replace(unit.outside(dict(site.plan.activations)))
+        site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
+        made = over_chunks(
+            functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results), site.codes
+        )
+        for t in unit.outputs:
+            floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
+            codes[t] = store.keep([chunk[names[t]] for chunk in made])
+        for t in [t for t in floats if last.get(t, -1) <= i]:
+            del floats[t], codes[t]
+    return params, plan
+
+
+def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> list[Any]:
+    """A step of each chunk, two at once: XLA's CPU backend leaves cores idle on one."""
+    if jax.default_backend() != "cpu":
+        return [step(*chunk) for chunk in zip(*chunks, strict=True)]
+    first, *rest = zip(*chunks, strict=True)
+    found = [step(*first)]  # compiles
+    with ThreadPoolExecutor(2) as pool:
+        return found + list(pool.map(lambda chunk: jax.block_until_ready(step(*chunk)), rest))
+
+
+def _read(inputs: Sequence[str], names: Mapping[str, str], count: range, kept: Mapping[str, Any]) -> list[Tensors]:
+    return [{names[t]: kept[t][j] for t in inputs} for j in count]
+
+
+def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
+    """The tensors themselves."""
+    return {k: v.value for k, v in tensors.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _floating(pattern: Pattern, params: Mapping[str, Array], inputs: Tensors) -> Tensors:
+    outputs = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
+    return {k: Kept.halved(v) for k, v in outputs.items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _quantized(
+    pattern: Pattern, params: Mapping[str, Array], plan: Plan, results: Mapping[str, QParams], inputs: Tensors
+) -> Tensors:
+    outputs = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(inputs))
+    return {k: Kept.quantized(v, results.get(k)) for k, v in outputs.items()}
