@@ -9,6 +9,7 @@ from jq.equalize import equalize
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.export import export
 from jq.fake import FakeQuant, fake_quant
+from jq.finetune import finetune
 from jq.graph import Graph, Node, Value
 from jq.inspect import inspect
 from jq.layout import pack
@@ -53,6 +54,7 @@ __all__ = [
     "equalize",
     "export",
     "fake_quant",
+    "finetune",
     "inspect",
     "integer",
     "lint",

@@ -177,14 +177,24 @@ def quantize(
     format: Annotated[str, typer.Option(help="qdq, qoperator, vitis_qdq or fix_neuron.")] = "qdq",
     opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(metavar="120s", help="After this long, finetuning leaves what is not tuned as it is.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A file from which a finetuning that was stopped goes on.")
+    ] = None,
+    spill: Annotated[
+        Path | None, typer.Option(help="A folder where finetuning keeps activations, instead of in memory.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     show_config: Annotated[bool, typer.Option(help="Print the config as JSON and end.")] = False,
 ) -> None:
     """Quantize a model on calibration data: what the NPU runs, and what each tensor lost.
 
-    Example: jq-quant quantize model.onnx --data calib/ --config XINT8 -o model_xint8.onnx
+    Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
     """
     _use_all_cores()
+    budget = None if time_budget is None else _seconds(time_budget)
     options = _config(config).replace(**dict(_setting(o) for o in option or ()))
     if show_config:
         print(json.dumps(options.to_dict(), indent=2))
@@ -194,13 +204,26 @@ def quantize(
     files.check_writable(report)
     stem = Path(config).stem if config.endswith(".json") else config
     output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
-    result = jq.quantize(model, data, options, output=output, format=format, opset=opset)  # type: ignore[arg-type]
+    keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
+    result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]
     if report is not None:
         (result.report.to_html if report.suffix == ".html" else result.report.to_json)(report)
     if as_json:
         print(json.dumps(result.report.to_dict(), indent=2))
         return
     _print(*result.report.summary().splitlines(), f"written: {output}", *([f"report: {report}"] if report else []))
+
+
+def _seconds(text: str) -> float:
+    """A time as 90, 90s, 2m or 1h."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ConfigError(f"--time-budget {text!r}: expected a time such as 120s, 2m or 1h")
+    return found
 
 
 def _config(name: str) -> jq.QuantConfig:

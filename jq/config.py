@@ -43,7 +43,7 @@ Method = Literal[
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
-Finetune = Literal["adaround", "adaquant"]
+STAGES = ("bias", "adaround", "adaquant", "block", "network")  # of finetuning
 
 # What Quark quantizes for CNNs: the fewer ones with onnxruntime's own scheme, the more on the NPU.
 CNN_OPS = (
@@ -107,7 +107,13 @@ class QuantConfig:
     bias_correction: bool = True  # biases take up what rounding of the weights shifts the outputs by, on average
     constraints: tuple[str, ...] = CONSTRAINTS
     strict_quark: bool = False  # every position and code as Quark computes them, its defects included
-    finetune: Finetune | None = None
+    # Stages of finetuning, with a + between: bias, biases alone, layer by layer; adaround and adaquant, rounding and
+    # weights, too; block, weights, biases and exponents of activations, block by block; network, of all at once.
+    finetune: str | None = None
+    finetune_steps: int | None = None  # of each unit; None for the method's own
+    finetune_rate: float | None = None  # learning rate of weights at first, in codes per step; of logits in adaround
+    finetune_batch: int = 10  # samples per step, where a method has batches
+    finetune_drop: float = 0.5  # of blocks: share of the inputs that come from the float network
 
     percentile: float = 99.999
     percentiles: tuple[float, ...] = LAYERWISE_PERCENTS  # that layerwise_percentile chooses from
@@ -156,7 +162,9 @@ class QuantConfig:
             raise ConfigError(f"moving_average is {self.moving_average}; expected a weight above 0, at most 1")
         if self.moving_average is not None and self.method not in ("minmax", "nonoverflow"):
             raise ConfigError(f"moving_average is of ranges; method {self.method!r} has no use for it")
-        for name in ("bins", "quantized_bins", "batch"):
+        if not 0 <= self.finetune_drop <= 1:
+            raise ConfigError(f"finetune_drop is {self.finetune_drop}; expected a share, 0 to 1")
+        for name in ("bins", "quantized_bins", "batch", "finetune_batch"):
             if not 1 <= getattr(self, name) <= 1 << 20:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {1 << 20}")
         for percent in (self.percentile, *self.percentiles):
@@ -287,14 +295,16 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "percentile_metric": get_args(Metric),
     "histogram_range": ("first", "all"),
     "bias": get_args(Bias),
-    "finetune": (None, *get_args(Finetune)),
 }
 _MEMBERS: dict[str, tuple[str, ...]] = {
     "rewrites": tuple(STRUCTURE),
     "forms": tuple(FORMS),
     "constraints": CONSTRAINTS,
 }
-_NUMBERS: dict[str, type] = {"bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float}
+_NUMBERS: dict[str, type] = {
+    "bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float, "finetune_batch": int,
+    "finetune_drop": float,
+}  # fmt: skip
 _SWITCHES = (
     "symmetric", "weight_symmetric", "per_channel", "error_parts", "weights_only", "dynamic", "fuse_activations", "cle",
     "bias_correction", "strict_quark",
@@ -317,6 +327,16 @@ def _check(name: str, value: Any) -> None:
         isinstance(value, (Integer, Float, Block)) and value == format_named(value.name)
     ):
         expected = "a format such as jq.formats.INT8; symmetry narrows it"
+    elif name == "finetune" and value is not None:
+        stages = value.split("+") if isinstance(value, str) else [value]
+        unknown = [str(v) for v in stages if v not in STAGES]
+        if unknown:
+            hint = suggest(unknown[0], list(STAGES))
+            raise ConfigError(f"finetune is {value!r}; there are None, {', '.join(STAGES)}, with + between.{hint}")
+    elif name == "finetune_steps" and not (value is None or (_is_number(value, int) and value > 0)):
+        expected = "None or a whole number above 0"
+    elif name == "finetune_rate" and not (value is None or (_is_number(value, float) and value > 0)):
+        expected = "None or a number above 0"
     elif name == "moving_average" and not (value is None or _is_number(value, float)):
         expected = "None or a number"
     elif name == "percentiles" and not (
@@ -389,6 +409,7 @@ _PRESETS = {
         for name, config in _BASES.items()
         for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
     },
+    "XINT8_ACCURATE": _XINT8.replace(finetune="adaround+block"),
     "VINT8": _XINT8.replace(
         activation=INT8,
         rewrites=("batchnorm_to_conv", "split_to_slice"),

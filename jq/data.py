@@ -101,6 +101,12 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     return _from_items(lambda: iter(data), inputs, True, length)
 
 
+def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
+    """Return data that can be read more than once: what was given, or else a list of all that it holds."""
+    source = open_source(data, inputs, seed=seed)
+    return data if source.again else list(source.feeds())
+
+
 def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> Generator[Batch, None, None]:
     """Return the feeds in batches of `size`, without the first `skip`; a thread reads up to `prefetch` ahead.
 

@@ -201,7 +201,9 @@ def _depthwise_forward(x, w, strides, dilations, pads, dtype):  # type: ignore[n
 def _depthwise_backward(strides, dilations, pads, dtype, saved, dy):  # type: ignore[no-untyped-def]
     x, w = saved
     wide = _spread(dy, x.shape, w.shape, strides, dilations, pads)
-    dx = _tap_sum(wide, jnp.flip(w, range(w.ndim - 2)), (1,) * len(strides), dilations, ((0, 0),) * len(strides), x.dtype)
+    dx = _tap_sum(
+        wide, jnp.flip(w, range(w.ndim - 2)), (1,) * len(strides), dilations, ((0, 0),) * len(strides), x.dtype
+    )
 
     def products(image: jax.Array, d: jax.Array) -> jax.Array:
         parts = taps(image[None], w.shape[:-2], strides, dilations, pads, 0)

@@ -19,9 +19,11 @@ from jq import files
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets, resolve
+from jq.data import readable_again
 from jq.equalize import equalize
 from jq.errors import ModelError
 from jq.export import Format, check_format, export
+from jq.finetune import finetune
 from jq.graph import Graph
 from jq.lint import lint
 from jq.onnx_read import load
@@ -56,10 +58,13 @@ def quantize(
     format: Format = "qdq",
     opset: int | None = None,
     mesh: Mesh | None = None,
+    time_budget: float | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Return a float ONNX model quantized by a preset or config, calibrated on `data`; write it to `output`.
 
-    `data` is what `jq.calibrate` takes; None is random data, with a warning.
+    `data` is what `jq.calibrate` takes; None is random data, with a warning. The last three are of `jq.finetune`.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -75,25 +80,26 @@ def quantize(
     refuse_quantized(original)
     graph = prepare(original, config)
     check_weights(graph, config)
+    data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
     if config.cle:
-        graph = equalize(graph)
+        graph = equalize(graph, config, data)
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
-    if config.finetune:
-        warnings.warn(
-            f"{config.finetune} is not part of this version yet: weights are rounded to nearest", stacklevel=2
-        )
     plan, moves = plan_and_moves(graph, stats, config)
-    if stats is not None and config.corrects_bias:
+    if stats is not None and config.corrects_bias and not config.finetune:
         graph = correct_biases(graph, plan, stats)
         plan, moves = plan_and_moves(graph, stats, config)
+    params = graph.params
+    if config.finetune and len(plan):
+        limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
+        params, plan = finetune(graph, plan, data, config, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     metadata = _metadata(model, original, config)
-    quantized = export(graph, plan, format=format, path=output, opset=opset, metadata=metadata)
+    quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{_name(model, original)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))
-    return Result(quantized, plan, report, graph, stats)
+    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)
 
 
 def refuse_quantized(graph: Graph) -> None:

@@ -26,3 +26,19 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
             bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
 
         yield advance
+
+
+@contextlib.contextmanager
+def unit_bar(title: str, total: int) -> Iterator[Callable[[str, float, float], None]]:
+    """A bar over the units of a network on a terminal: yields what is called with each one's error before and after."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    last = TextColumn("{task.fields[unit]}")
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), last)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, unit="")
+        yield lambda unit, before, after: bar.update(task, advance=1, unit=f"{unit}: error {before:.3g} -> {after:.3g}")

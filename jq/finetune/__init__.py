@@ -1,0 +1,184 @@
+"""Accuracy recovery: weights, biases and scales tuned on calibration data, so that the quantized network does what the
+float one does.
+
+`walk` goes through a network unit by unit (`units`) with what both networks make of the data (`streams`). At each,
+a method tunes it: `layers` by the quadratic form of a layer's error (`gram`), with `adaround` or `adaquant`;
+`reconstruct` by gradient, for blocks and for the whole network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jq.config import QuantConfig, resolve
+from jq.constraints import violations
+from jq.data import batches, open_source
+from jq.errors import ConfigError, DataError
+from jq.finetune.adaquant import AdaQuant
+from jq.finetune.adaround import AdaRound
+from jq.finetune.checkpoint import Progress
+from jq.finetune.layers import Rounding, can_round, nearest, tune_layer
+from jq.finetune.reconstruct import Reconstruction, fisher, tune_unit
+from jq.finetune.streams import Store
+from jq.finetune.units import Kind, Unit, bias_of, units
+from jq.finetune.walk import Record, Site, Tune, walk
+from jq.formats import INT32, Integer
+from jq.graph import Graph
+from jq.placement import shared
+from jq.plan import Plan, QParams
+from jq.planning import with_product_scales
+from jq.progress import unit_bar
+
+_CHUNK_BYTES = 12 << 20  # of the largest tensor between units, of a chunk of the data
+
+
+def finetune(
+    graph: Graph,
+    plan: Plan,
+    data: Any,
+    config: QuantConfig | str = "XINT8_ADAROUND",
+    *,
+    params: Mapping[str, Any] | None = None,
+    time_budget: float | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    spill: str | os.PathLike[str] | None = None,
+) -> tuple[dict[str, Any], Plan]:
+    """Return params and a plan with which the graph, quantized, is nearer to what it computes in floats.
+
+    `config.finetune` names the stages. Tuning starts from `params`, by default the graph's own, which are the float
+    network's in any case. After `time_budget` seconds what is left stays as it is. With `checkpoint`, a run that was
+    stopped goes on from that file when it is started again, and ends with the same bytes. Activations are kept in
+    memory, or in files in the folder `spill`.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> plan = jq.make_plan(graph, jq.calibrate(graph, images[:32]))
+    >>> params, plan = jq.finetune(graph, plan, images[:32], "XINT8_ADAROUND")
+    >>> params.keys() == graph.params.keys()
+    True
+    """
+    config, start = resolve(config), time.perf_counter()
+    if not config.finetune:
+        raise ConfigError(
+            "config.finetune names no stage; take a preset such as XINT8_ADAROUND, or replace(finetune=...)"
+        )
+    if any(q.dynamic for q in plan.activations.values()):
+        raise ConfigError(
+            "activations with dynamic scales are not fixed before the model runs: there is nothing to tune"
+        )
+    params = dict(graph.params) | dict(params or {})
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if spill is not None:
+            os.makedirs(spill, exist_ok=True)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=spill)))
+        saved = Progress.open(checkpoint, graph, plan, params, data, config)
+        store = _store(graph, plan, data, config, folder)
+        stages = config.finetune.split("+")
+        parts = [units(graph, plan, _KINDS[stage]) for stage in stages]
+        total = sum(bool(u.layers) for group in parts for u in group)
+        report = stack.enter_context(unit_bar("finetune", total))
+        for number, (stage, group) in enumerate(zip(stages, parts, strict=True)):
+
+            def done(
+                i: int, arrays: dict[str, Any], scales: dict[str, QParams], record: Record, number: int = number
+            ) -> bool:
+                saved.keep(number, i, arrays, scales)
+                report(record.unit, record.before, record.after)
+                return time_budget is None or time.perf_counter() - start < time_budget
+
+            if time_budget is not None and time.perf_counter() - start >= time_budget:
+                break
+            tune = _method(stage, graph, plan, config, group, store, number)
+            params, plan = walk(graph, params, plan, group, store, tune, skip=saved.done(number), done=done)
+    saved.forget()
+    return params, _rescaled(graph, plan)
+
+
+_KINDS: dict[str, Kind] = {
+    "bias": "layer", "adaround": "layer", "adaquant": "layer", "block": "block", "network": "network"
+}  # fmt: skip
+
+
+def _method(
+    stage: str, graph: Graph, plan: Plan, config: QuantConfig, parts: list[Unit], store: Store, number: int
+) -> Tune:
+    """How each unit is tuned in a stage."""
+    key = jax.random.fold_in(jax.random.key(config.seed), number)
+    steps, rate = config.finetune_steps, config.finetune_rate
+    given: dict[str, Any] = {k: v for k, v in {"steps": steps, "weights": rate}.items() if v is not None}
+    how = Reconstruction(batch=config.finetune_batch, drop=config.finetune_drop if stage == "block" else 0.0, **given)
+    if stage in ("block", "network"):
+        free = _free(graph, plan)
+        counts = fisher(graph, parts, {k: chunks[0] for k, chunks in store.inputs.items()}, key)
+    else:
+        free, counts = frozenset(), {}
+
+    def reconstruct(site: Site) -> tuple[Site, float, float]:
+        own = jax.random.fold_in(key, site.index)
+        importance = site.unit.inside({t: counts[t] for t in site.unit.outputs if t in counts})
+        names = frozenset(site.unit.inside(dict.fromkeys(free))) & site.plan.activations.keys()
+        found = tune_unit(site, how, names, importance, own)
+        moved = site.network.replace(site.unit.outside(dict(found[0].plan.activations)))
+        if len(violations(graph, moved, config)) > len(violations(graph, site.network, config)):
+            found = tune_unit(site, how, frozenset(), importance, own)
+        return found
+
+    if stage in ("block", "network"):
+        return reconstruct
+    given = {k: v for k, v in {"steps": steps, "learning_rate": rate}.items() if v is not None}
+    rounding: Rounding = nearest if stage == "bias" else _ROUNDINGS[stage](**given)
+
+    def tune(site: Site) -> tuple[Site, float, float]:
+        if can_round(site):
+            return tune_layer(site, rounding)
+        return reconstruct(site) if stage == "adaquant" else (site, float("nan"), float("nan"))
+
+    return tune
+
+
+_ROUNDINGS: dict[str, Callable[..., Rounding]] = {"adaround": AdaRound, "adaquant": AdaQuant}
+
+
+def _rescaled(graph: Graph, plan: Plan) -> Plan:
+    """The plan with biases in 32 bits at the scales of the products that they are added to now."""
+    nodes = {b: n for n in graph.nodes if (b := bias_of(graph, n)) in plan.weights and plan[str(b)].grid == INT32}
+    return with_product_scales(plan, {str(b): n for b, n in nodes.items()})
+
+
+def _free(graph: Graph, plan: Plan) -> frozenset[str]:
+    """The activations whose scales are powers of two of their own."""
+    links = shared(graph, plan.nodes, plan)
+    alone = plan.activations.keys() - links.keys() - set(links.values())
+    return frozenset(k for k in alone if isinstance(plan[k].grid, Integer) and plan[k].is_power_of_two)
+
+
+def _store(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
+    """All of the data, in chunks that fit the caches."""
+    source = open_source(data, graph.inputs, seed=config.seed)
+    feed = {k: a.shape for k, a in source.head.items()}
+    largest = max(
+        (int(np.prod([d for d in v.shape if isinstance(d, int)])) * 4 for v in graph.values.values() if v.shape),
+        default=1,
+    )
+    count = source.length or 64
+    size = max(1, min(count, _CHUNK_BYTES // max(1, largest)))
+    size = -(-count // -(-count // size))
+    found = list(batches(source, size))
+    if not found:
+        raise DataError("the data are empty: finetuning needs some samples")
+    for batch in found:
+        if {k: a.shape[1:] for k, a in batch.inputs.items()} != feed:
+            raise DataError("finetuning needs samples of one shape")
+    return Store({k: [b.inputs[k] for b in found] for k in feed}, [b.valid for b in found], folder)

@@ -6,8 +6,6 @@ floor(w / s) + h(v), with the rectified sigmoid h, which a regularizer drives to
 
 from __future__ import annotations
 
-from typing import Any
-
 import dataclasses
 from typing import Any
 

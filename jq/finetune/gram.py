@@ -41,9 +41,6 @@ class Sums:
     every_e: Array
     every: Array
 
-    def __add__(self, other: Sums) -> Sums:
-        return jax.tree.map(jnp.add, self, other)
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)

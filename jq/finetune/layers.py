@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +14,8 @@ import numpy as np
 from jq.fake import fake_quant
 from jq.finetune.adaquant import along_columns
 from jq.finetune.gram import Form, Sums, sums
-from jq.finetune.units import Pattern, bias_of, linear_of, weight_of
-from jq.finetune.walk import Site, Tensors, over_chunks, values
+from jq.finetune.units import Pattern, bias_of, linear_of, program, weight_of
+from jq.finetune.walk import Site, Tensors, added, over_chunks, values
 from jq.formats import Integer
 from jq.graph import Graph, Node, Value
 from jq.placement import absorbed
@@ -43,14 +43,15 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     index = site.unit.nodes.index(layer)
     node = graph.nodes[index]
     weight, bias = weight_of(graph, node), bias_of(graph, node)
-    if linear_of(graph, node) is None or weight is None or not _has_codes(site.plan.weights[weight]):
-        return site, float("nan"), float("nan")
+    assert weight is not None
     step = functools.partial(_sums, pattern, index, sum(map(len, site.valid)), site.given)
-    form = functools.reduce(Sums.__add__, over_chunks(step, site.floats, site.codes, site.valid))
-    changed, before, after = _solved(pattern, index, rounding, site.given, site.plan.weights[weight], form)
+    total = added(over_chunks(step, site.floats, site.codes, site.valid))
+    changed, before, after = _solved(pattern, index, rounding, site.given, site.plan.weights[weight], total)
     site = site.replace(params=site.params | changed)
     if bias is not None:
-        wanted = _mean(over_chunks(functools.partial(_float_means, pattern, index, site.given), site.floats, site.valid))
+        wanted = _mean(
+            over_chunks(functools.partial(_float_means, pattern, index, site.given), site.floats, site.valid)
+        )
         for _ in range(_BIAS_STEPS):
             step = functools.partial(_means, pattern, index, site.params, site.plan)
             mean, slope = _mean(over_chunks(step, site.codes, site.valid))
@@ -59,11 +60,18 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     return site, float(before), float(after)
 
 
-def _has_codes(found: QParams) -> bool:
-    return found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
+def can_round(site: Site) -> bool:
+    """Whether a unit is one layer that is a sum of products, with symmetric integers for weights."""
+    if len(site.unit.layers) != 1:
+        return False
+    graph = site.unit.pattern.graph
+    node = graph.nodes[site.unit.nodes.index(site.unit.layers[0])]
+    found = site.plan.weights[str(weight_of(graph, node))]
+    codes = found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
+    return linear_of(graph, node) is not None and codes
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@program(3)
 def _sums(
     pattern: Pattern, index: int, feeds: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors, valid: Array
 ) -> Sums:
@@ -75,7 +83,8 @@ def _sums(
     linear, weight, bias = linear_of(graph, node), weight_of(graph, node), bias_of(graph, node)
     assert linear is not None and weight is not None
     x = node.inputs[0]
-    seen, off = _images(codes[x].value), _images(floats[x].value - codes[x].value)
+    read, wanted = codes[x].value, floats[x].value
+    seen, off = _images(read), _images(wanted - read)
     alone = graph.replace(nodes=(node,), inputs=(Value(x),), outputs=(Value(node.outputs[0]),))
     zero = {} if bias is None else {bias: jnp.zeros_like(params[bias])}
     e = trace(alone)({**params, **zero}, {x: off})[node.outputs[0]]
@@ -88,7 +97,7 @@ def _images(chunk: Array) -> Array:
     return chunk.reshape(chunk.shape[0] * chunk.shape[1], *chunk.shape[2:])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@program(3)
 def _solved(
     pattern: Pattern, index: int, rounding: Rounding, params: Mapping[str, Array], found: QParams, total: Sums
 ) -> tuple[dict[str, Array], Array, Array]:
@@ -122,12 +131,12 @@ def activated(graph: Graph, node: Node) -> str:
     return name
 
 
-def _mean(parts: list[tuple[Array, ...]]) -> list[Array]:
-    *found, count = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
+def _mean(parts: Iterable[tuple[Array, ...]]) -> list[Array]:
+    *found, count = added(parts)
     return [f / count for f in found]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@program(2)
 def _float_means(
     pattern: Pattern, index: int, params: Mapping[str, Array], inputs: Tensors, valid: Array
 ) -> tuple[Array, Array]:
@@ -137,7 +146,7 @@ def _float_means(
     return _weighted(jax.vmap(lambda x: fn(params, x)[1][output])(values(inputs)), valid)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@program(2)
 def _means(
     pattern: Pattern, index: int, params: Mapping[str, Array], plan: Plan, inputs: Tensors, valid: Array
 ) -> tuple[Array, Array, Array]:

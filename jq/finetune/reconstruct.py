@@ -21,8 +21,9 @@ import optax
 
 from jq.fake import fake_quant
 from jq.finetune.streams import Kept, joined
-from jq.finetune.units import Pattern, Unit, bias_of, weight_of
-from jq.finetune.walk import Site, Tensors, over_chunks, values
+from jq.finetune.units import Pattern, Unit, bias_of, program, weight_of
+from jq.finetune.walk import Site, Tensors, added, over_chunks, values
+from jq.formats import Integer
 from jq.graph import Graph
 from jq.numerics import nearest
 from jq.plan import Plan, QParams
@@ -54,10 +55,7 @@ class Tuned:
     def plan(self, plan: Plan) -> Plan:
         """The plan with these exponents, rounded."""
         return plan.replace(
-            {
-                k: dataclasses.replace(plan.activations[k], scale=jnp.exp2(nearest(e)))
-                for k, e in self.exponents.items()
-            }
+            {k: dataclasses.replace(plan.activations[k], scale=jnp.exp2(nearest(e))) for k, e in self.exponents.items()}
         )
 
 
@@ -66,16 +64,18 @@ def tune_unit(
 ) -> tuple[Site, float, float]:
     """Return the site tuned, if its error over all data is less then; `free` names activations that may be scaled."""
     graph = site.unit.pattern.graph
-    weights = {k for n in graph.nodes if (k := weight_of(graph, n)) in site.plan.weights}
-    biases = {k for n in graph.nodes if (k := bias_of(graph, n)) is not None}
-    rates = {k: how.weights for k in weights} | {k: how.biases for k in biases}
+    weights = {k for n in graph.nodes if (k := weight_of(graph, n)) and k in site.plan.weights}
+    biases = {k for n in graph.nodes if (k := bias_of(graph, n))}
+    rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
     start = Tuned(
         {k: site.params[k] for k in steps},
         {k: jnp.log2(jnp.asarray(q.scale)) for k, q in site.plan.activations.items() if k in free},
     )
     rates_of = Tuned(steps, {k: jnp.float32(how.exponents) for k in start.exponents})
-    whole = [{k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)]
+    whole = [
+        {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
+    ]
     size = {k: jnp.mean(jnp.square(y.value)) for k, y in whole[2].items()}
     scale = {k: importance.get(k, jnp.ones(())) / jnp.maximum(s, 1e-30) / len(size) for k, s in size.items()}
     feeds = sum(int(v.sum()) for v in site.valid)
@@ -84,7 +84,7 @@ def tune_unit(
 
     def error(found: Tuned) -> float:
         step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
-        return float(sum(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
+        return float(added(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
 
     old, new = error(start), error(tuned)
     if not new < old:
@@ -102,7 +102,7 @@ def tune_unit(
 def _step_of(site: Site, name: str) -> Array:
     """How far apart the codes of an array are; of what is not quantized, a hundredth of its size."""
     found: QParams | None = site.plan.weights.get(name)
-    if found is None or not hasattr(found.grid, "qmin") or found.grid.bits > 16:
+    if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16:
         return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128
     scale = jnp.asarray(found.scale)
     if found.axis is None:
@@ -123,7 +123,7 @@ def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Arr
     return sum(of(name) for name in y)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@program(3)
 def _optimized(
     pattern: Pattern, how: Reconstruction, feeds: int, start: Tuned, rates: Tuned, params: Mapping[str, Array],
     plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
@@ -157,7 +157,7 @@ def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:
     return {k: dataclasses.replace(t, array=t.array[index]).value for k, t in tensors.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(1)
 def _error(
     pattern: Pattern, tuned: Tuned, params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array], codes: Tensors,
     targets: Tensors, valid: Array,
@@ -188,19 +188,21 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
         pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
         for t in unit.outputs:
             square = jnp.square(back[t])
-            channels = jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
+            channels = (
+                jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
+            )
             found[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
         for t, g in unit.outside(pulled).items():
             back[t] = back[t] + g if t in back else g
     return found
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(1)
 def _forward(pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
     return jax.vmap(lambda x: trace(pattern.graph)(params, x))(dict(inputs))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(1)
 def _backward(
     pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array], cotangent: Mapping[str, Array]
 ) -> dict[str, Array]:

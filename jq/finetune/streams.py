@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ class Kept:
     @classmethod
     def quantized(cls, x: Array, found: QParams | None) -> Kept:
         """A tensor that a plan quantizes, or not."""
-        integers = found is not None and isinstance(found.grid, Integer) and found.axis is None and not found.dynamic
-        if found is None or not integers or found.grid.bits > 16:
+        if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.dynamic:
             return cls(x, jnp.float32(1), jnp.float32(0))
         return cls(found.codes(x).astype(found.grid.dtype), jnp.float32(found.scale), jnp.float32(found.zero_point))
 

@@ -7,10 +7,12 @@ for one residual block serves all of its shape.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jq.graph import Graph, Node, Value
@@ -21,6 +23,7 @@ from jq.registry import Linear, lookup
 from jq.trace import demanded
 
 Kind = Literal["layer", "block", "network"]
+_PROGRAMS = 8  # of a function, that are kept compiled
 _LAYERS = 3  # of a block, where structure alone would make it smaller
 
 
@@ -69,6 +72,26 @@ class Unit:
         )
 
 
+def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function for the first of its arguments, of which the first is a pattern.
+
+    Programs of the last few patterns are kept: each holds some megabytes, and like units are near each other.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.lru_cache(maxsize=_PROGRAMS)
+        def compiled(*static: Any) -> Callable[..., Any]:
+            return jax.jit(functools.partial(fn, *static))
+
+        @functools.wraps(fn)
+        def call(*arguments: Any) -> Any:
+            return compiled(*arguments[:statics])(*arguments[statics:])
+
+        return call
+
+    return wrap
+
+
 def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
     """Return the parts of a graph, in order, all nodes in one of them."""
     layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
@@ -76,7 +99,8 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
     if kind != "network":
         allowed = dict(_cuts(graph))
         if kind == "layer":
-            ends = [i for i, n in enumerate(graph.nodes) if n in layers and i in allowed and i] + ends
+            chosen = set(layers)
+            ends = [i for i, n in enumerate(graph.nodes) if n in chosen and i in allowed and i] + ends
         else:
             raw = absorbed(graph).keys()  # where an operator goes on in its activation
             alone = [i for i, live in allowed.items() if i and len(live) == 1 and live.isdisjoint(raw)]

@@ -6,11 +6,15 @@ network gives after it. Both streams are carried on from unit to unit, so that t
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import ctypes
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -19,13 +23,14 @@ import numpy as np
 
 from jq.fake import fake_quant
 from jq.finetune.streams import Kept, Store
-from jq.finetune.units import Pattern, Unit
+from jq.finetune.units import Pattern, Unit, program
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.trace import trace
 
 Array = Any
 Tensors = dict[str, Kept]
+_AT_ONCE = 2  # chunks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,6 +41,7 @@ class Site:
     given: dict[str, Array]  # weights of the float network
     params: dict[str, Array]  # and as they are now
     plan: Plan
+    network: Plan  # the whole one
     results: dict[str, QParams]  # how outputs are quantized
     floats: list[Tensors]  # inputs in the float network
     codes: list[Tensors]  # and in the quantized one
@@ -46,6 +52,7 @@ class Site:
     def replace(self, **changes: Any) -> Site:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -92,6 +99,7 @@ def walk(
             given=given,
             params=given | unit.inside({k: jnp.asarray(params[k]) for k in params if k in names}),
             plan=unit.plan(plan),
+            network=plan,
             results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations},
             floats=read(floats),
             codes=read(codes),
@@ -99,10 +107,12 @@ def walk(
             valid=store.valid,
             index=i,
         )
-        site = site.replace(targets=over_chunks(functools.partial(_floating, unit.pattern, given), site.floats))
+        site = site.replace(targets=list(over_chunks(functools.partial(_floating, unit.pattern, given), site.floats)))
         if skip is not None and i in skip:
             arrays, scales = skip[i]
-            site = site.replace(params=site.params | unit.inside(arrays)).replace(plan=site.plan.replace(unit.inside(scales)))
+            site = site.replace(params=site.params | unit.inside(arrays)).replace(
+                plan=site.plan.replace(unit.inside(scales))
+            )
         elif goes_on and unit.layers:
             before = site
             site, old, new = tune(site)
@@ -113,25 +123,44 @@ def walk(
         params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
         plan = plan.replace(unit.outside(dict(site.plan.activations)))
         site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
-        made = over_chunks(
-            functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results), site.codes
-        )
+        step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
+        made = list(over_chunks(step, site.codes))
         for t in unit.outputs:
             floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
             codes[t] = store.keep([chunk[names[t]] for chunk in made])
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
+        del site, made
+        _release()
     return params, plan
 
 
-def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> list[Any]:
-    """A step of each chunk, two at once: XLA's CPU backend leaves cores idle on one."""
-    if jax.default_backend() != "cpu":
-        return [step(*chunk) for chunk in zip(*chunks, strict=True)]
+def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[Any]:
+    """A step of each chunk, in order, two at once: XLA's CPU backend leaves cores idle on one."""
     first, *rest = zip(*chunks, strict=True)
-    found = [step(*first)]  # compiles
-    with ThreadPoolExecutor(2) as pool:
-        return found + list(pool.map(lambda chunk: jax.block_until_ready(step(*chunk)), rest))
+    yield step(*first)  # compiles
+    if jax.default_backend() != "cpu":
+        yield from itertools.starmap(step, rest)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting: collections.deque[Future[Any]] = collections.deque()
+        for chunk in rest:
+            waiting.append(pool.submit(lambda chunk: jax.block_until_ready(step(*chunk)), chunk))
+            if len(waiting) > _AT_ONCE:  # what is not taken yet is few
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def added(parts: Iterable[Any]) -> Any:
+    """The sum of what chunks gave."""
+    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
+
+
+def _release() -> None:
+    """Give the system back what was freed: glibc keeps it, several times what is in use as sizes change by unit."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read(inputs: Sequence[str], names: Mapping[str, str], count: range, kept: Mapping[str, Any]) -> list[Tensors]:
@@ -143,13 +172,13 @@ def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
     return {k: v.value for k, v in tensors.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(1)
 def _floating(pattern: Pattern, params: Mapping[str, Array], inputs: Tensors) -> Tensors:
     outputs = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
     return {k: Kept.halved(v) for k, v in outputs.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(1)
 def _quantized(
     pattern: Pattern, params: Mapping[str, Array], plan: Plan, results: Mapping[str, QParams], inputs: Tensors
 ) -> Tensors:
