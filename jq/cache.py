@@ -18,7 +18,7 @@ def folder() -> Path:
 def enable() -> None:
     """Turn JAX's persistent cache on, unless the user chose a place or said `JQ_CACHE=off`.
 
-    JAX's own threshold of one second would skip most networks here.
+    JAX's own threshold of one second would skip most networks here, and all parts of them that finetuning compiles.
     """
     if os.environ.get("JQ_CACHE") == "off" or getattr(jax.config, "jax_compilation_cache_dir", None):
         return
@@ -27,4 +27,4 @@ def enable() -> None:
     except OSError:  # a read-only home is no reason to fail
         return
     jax.config.update("jax_compilation_cache_dir", str(folder()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)

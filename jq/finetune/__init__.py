@@ -9,7 +9,6 @@ a method tunes it: `layers` by the quadratic form of a layer's error (`gram`), w
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import tempfile
 import time
@@ -118,7 +117,8 @@ def _method(
     key = jax.random.fold_in(jax.random.key(config.seed), number)
     steps, rate = config.finetune_steps, config.finetune_rate
     given: dict[str, Any] = {k: v for k, v in {"steps": steps, "weights": rate}.items() if v is not None}
-    how = Reconstruction(batch=config.finetune_batch, drop=config.finetune_drop if stage == "block" else 0.0, **given)
+    drop, at_once = config.finetune_drop if stage == "block" else 0.0, 2 if stage == "network" else None
+    how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **given)
     if stage in ("block", "network"):
         free = _free(graph, plan)
         counts = fisher(graph, parts, {k: chunks[0] for k, chunks in store.inputs.items()}, key)

@@ -25,6 +25,7 @@ from jq.trace import AnyOrder, trace
 Array = Any
 Rounding = Callable[[Array, QParams, Form], Array]  # of columns of weights, as they are quantized, and their error
 _BIAS_STEPS = 2  # of Newton's method, for the bias with which an activation's mean is right
+_FEEDS, _PIXELS = 32, 1 << 17  # at least so many, of what an image's mean is taken
 _FLAT = 0.02  # share of a channel that passes its activation, below which its mean says little of the bias
 
 
@@ -58,6 +59,14 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
             fitted = _newton(site.params[bias], wanted[0] - mean, slope)
             site = site.replace(params=site.params | {bias: fitted})
     return site, float(before), float(after)
+
+
+def _enough(site: Site, node: Node) -> int:
+    """How many chunks are enough for means: both networks' are of the same data, so their difference needs few."""
+    feed = site.codes[0][node.inputs[0]].array[0]
+    pixels = feed.size // max(1, feed.shape[1] if feed.ndim > 2 else feed.shape[-1])
+    feeds = max(_FEEDS, -(-_PIXELS // pixels))
+    return -(-feeds // len(site.valid[0]))
 
 
 def can_round(site: Site) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Reconstruction:
     biases: float = 0.02
     exponents: float = 0.01  # octaves per step; 0 leaves the scales
     drop: float = 0.0  # share of the inputs that come from the float network
+    at_once: int | None = None  # samples of a batch whose gradients are computed together, as memory allows
 
 
 @jax.tree_util.register_dataclass
@@ -133,20 +135,22 @@ def _optimized(
     adam = optax.scale_by_adam(b2=0.99)
     schedule = optax.cosine_decay_schedule(1.0, how.steps)
 
-    def loss(tuned: Tuned, key: Array) -> Array:
-        chosen, mixed = jax.random.split(key)
-        index = jax.random.permutation(chosen, feeds)[: how.batch]
+    def loss(tuned: Tuned, index: Array, key: Array) -> Array:
         x, y = (_picked(t, index) for t in (codes, targets))
         if how.drop:
             kept = _picked(floats, index)
-            x = {k: jnp.where(jax.random.bernoulli(mixed, how.drop, v.shape), kept[k], v) for k, v in x.items()}
+            x = {k: jnp.where(jax.random.bernoulli(key, how.drop, v.shape), kept[k], v) for k, v in x.items()}
         z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(x)
         return jnp.mean(_off(y, z, scale))
 
     def step(carry: tuple[Tuned, Any], i: Array) -> tuple[tuple[Tuned, Any], None]:
         tuned, state = carry
-        gradient = jax.grad(loss)(tuned, jax.random.fold_in(key, i))
-        update, state = adam.update(gradient, state)
+        chosen, mixed = jax.random.split(jax.random.fold_in(key, i))
+        batch = min(how.batch, feeds)
+        parts = batch // math.gcd(batch, how.at_once or batch)
+        index = jax.random.permutation(chosen, feeds)[:batch].reshape(parts, -1)
+        gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p), (index, jax.random.split(mixed, parts)))
+        update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
         return (jax.tree.map(lambda v, u, r: v - schedule(i) * r * u, tuned, update, rates), state), None
 
     (tuned, _), _ = jax.lax.scan(step, (start, adam.init(start)), jnp.arange(how.steps))
