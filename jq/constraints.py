@@ -101,6 +101,17 @@ def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
     ]
 
 
+def moving_together(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
+    """Return the tensors with positions, each with those that must have the same one as it."""
+    links = _Links.of(graph, plan)
+    start = {name: -int(plan[name].exponent) for name in plan if _has_position(plan[name])}
+    links, _ = _united(links, config, start)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in start:
+        found[links.group(name)] = (*found.get(links.group(name), ()), name)
+    return list(found.values())
+
+
 def _has_position(found: QParams) -> bool:
     short = isinstance(found.grid, Integer) and found.grid.bits <= 16
     return short and found.is_power_of_two and found.axis is None and not found.dynamic

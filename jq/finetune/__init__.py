@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jq.config import QuantConfig, resolve
-from jq.constraints import violations
+from jq.constraints import moving_together, violations
 from jq.data import batches, open_source
 from jq.errors import ConfigError, DataError
 from jq.finetune.adaquant import AdaQuant
@@ -31,9 +31,8 @@ from jq.finetune.reconstruct import Reconstruction, fisher, tune_unit
 from jq.finetune.streams import Store
 from jq.finetune.units import Kind, Unit, bias_of, units
 from jq.finetune.walk import Record, Site, Tune, walk
-from jq.formats import INT32, Integer
+from jq.formats import INT32
 from jq.graph import Graph
-from jq.placement import shared
 from jq.plan import Plan, QParams
 from jq.planning import with_product_scales
 from jq.progress import unit_bar
@@ -72,6 +71,8 @@ def finetune(
         raise ConfigError(
             "config.finetune names no stage; take a preset such as XINT8_ADAROUND, or replace(finetune=...)"
         )
+    if config.strict_quark:
+        raise ConfigError("strict_quark has no finetuning: Quark's is not repeated bit by bit; take strict_quark=False")
     if any(q.dynamic for q in plan.activations.values()):
         raise ConfigError(
             "activations with dynamic scales are not fixed before the model runs: there is nothing to tune"
@@ -119,21 +120,24 @@ def _method(
     given: dict[str, Any] = {k: v for k, v in {"steps": steps, "weights": rate}.items() if v is not None}
     drop, at_once = config.finetune_drop if stage == "block" else 0.0, 2 if stage == "network" else None
     how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **given)
+    free: list[tuple[str, ...]] = []
+    counts: dict[str, Any] = {}
     if stage in ("block", "network"):
-        free = _free(graph, plan)
+        free = _free(graph, plan, config)
         counts = fisher(graph, parts, {k: chunks[0] for k, chunks in store.inputs.items()}, key)
-    else:
-        free, counts = frozenset(), {}
 
     def reconstruct(site: Site) -> tuple[Site, float, float]:
-        own = jax.random.fold_in(key, site.index)
         importance = site.unit.inside({t: counts[t] for t in site.unit.outputs if t in counts})
-        names = frozenset(site.unit.inside(dict.fromkeys(free))) & site.plan.activations.keys()
-        found = tune_unit(site, how, names, importance, own)
-        moved = site.network.replace(site.unit.outside(dict(found[0].plan.activations)))
-        if len(violations(graph, moved, config)) > len(violations(graph, site.network, config)):
-            found = tune_unit(site, how, frozenset(), importance, own)
-        return found
+        inside = site.plan.activations.keys()
+        named = [tuple(site.unit.names.get(t, "") for t in group) for group in free]
+        standing = len(violations(graph, site.network, config))
+
+        def allowed(moved: Site) -> bool:
+            whole = site.network.replace(site.unit.outside(dict(moved.plan.activations)))
+            return len(violations(graph, whole, config)) <= standing
+
+        groups = [group for group in named if inside >= set(group)]
+        return tune_unit(site, how, groups, allowed, importance, jax.random.fold_in(key, site.index))
 
     if stage in ("block", "network"):
         return reconstruct
@@ -157,11 +161,11 @@ def _rescaled(graph: Graph, plan: Plan) -> Plan:
     return with_product_scales(plan, {str(b): n for b, n in nodes.items()})
 
 
-def _free(graph: Graph, plan: Plan) -> frozenset[str]:
-    """The activations whose scales are powers of two of their own."""
-    links = shared(graph, plan.nodes, plan)
-    alone = plan.activations.keys() - links.keys() - set(links.values())
-    return frozenset(k for k in alone if isinstance(plan[k].grid, Integer) and plan[k].is_power_of_two)
+def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
+    """The activations whose scales are powers of two that may change, those together that must be alike."""
+    groups = moving_together(graph, plan, config)
+    alike = [group for group in groups if len({float(plan[t].scale) for t in group}) == 1]
+    return [group for group in alike if all(t in plan.activations for t in group)]
 
 
 def _store(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:

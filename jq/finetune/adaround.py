@@ -30,7 +30,7 @@ class AdaRound:
     As the error counts relatively, the regularizer's weight means the same for all layers.
     """
 
-    steps: int = 150
+    steps: int = 80
     learning_rate: float = 0.1
     weight: float = 1.0  # of the regularizer's mean
     warm: float = 0.2  # share of the steps without it
@@ -56,7 +56,40 @@ class AdaRound:
 
         v = initial(columns, scale)
         (v, _), _ = jax.lax.scan(step, (v, adam.init(v)), jnp.arange(self.steps))
-        return hard(columns, v, scale, grid)
+        return polished(columns, hard(columns, v, scale, grid), scale, grid, form)
+
+
+def polished(columns: Array, rounded: Array, scale: Array, grid: Integer, form: Form) -> Array:
+    """Turn roundings over, in each column the one that makes the error least, until none does.
+
+    With the gradient g = 2 (A D - R), a weight that moves by t changes the error by t g + t^2 A_kk: all are known at
+    once, so that this takes less than the learning did and ends lower than ten times as many of its steps.
+    """
+    diagonal = jnp.diagonal(form.a, axis1=1, axis2=2)[:, None]  # all is (groups, outputs, K) here
+
+    def turned(d: Array) -> Array:
+        """How far each weight would move to its other neighbour."""
+        to = jnp.where(d > 0, -1.0, 1.0) * step
+        codes = jnp.round((w + d + to) / step)
+        return jnp.where((codes >= grid.qmin) & (codes <= grid.qmax), to, 0)
+
+    def once(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        d, gradient, i, _ = carry
+        to = turned(d)
+        change = to * gradient + to**2 * diagonal
+        best = jnp.argmin(change, axis=-1)
+        gain = jnp.take_along_axis(change, best[..., None], -1)
+        move = jnp.where(gain < 0, jnp.take_along_axis(to, best[..., None], -1), 0)
+        d = d + move * (jnp.arange(d.shape[-1]) == best[..., None])
+        gradient = gradient + 2 * move * jax.vmap(lambda a, k: a[k])(form.a, best)
+        return d, gradient, i + 1, jnp.any(gain < 0)
+
+    w = jnp.swapaxes(columns, 1, 2)
+    step = jnp.broadcast_to(jnp.swapaxes(jnp.broadcast_to(scale, columns.shape), 1, 2), w.shape)
+    start = jnp.swapaxes(rounded - columns, 1, 2), jnp.swapaxes(form.gradient(rounded - columns), 1, 2), 0, True
+    most = 2 * columns.shape[1]
+    d, *_ = jax.lax.while_loop(lambda carry: carry[3] & (carry[2] < most), once, start)
+    return jnp.round((columns + jnp.swapaxes(d, 1, 2)) / scale) * scale
 
 
 def annealed(t: Array, start: float, end: float) -> Array:

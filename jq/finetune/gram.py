@@ -22,7 +22,7 @@ import numpy as np
 from jq.registry import Linear
 
 Array = Any
-_SAMPLES = 64  # positions per row of A
+_SAMPLES, _LEAST = 64, 1 << 13  # positions: per row of A, and at least
 _FEW = 32  # rows of a group, up to which sums of products cost less than small matrix products
 
 
@@ -88,7 +88,7 @@ def _products(a: Array, d: Array) -> Array:
 def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, w: Array, e: Array, valid: Array, samples: int) -> Sums:
     """What images x add, whose outputs with weights w are off by e; samples is how many there are in all."""
     columns, positions = linear.columns(w, attrs), e[0].size // max(1, w.shape[0] if e.ndim > 2 else e.shape[-1])
-    wanted = -(-_SAMPLES * columns.shape[1] // samples)
+    wanted = -(-max(_SAMPLES * columns.shape[1], _LEAST) // samples)
     places = None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
     rows, off = linear.rows(x, w, attrs, places), linear.results(e, attrs, places)
     total = jnp.sum(valid[:, None] * x.reshape(len(x), -1), 0).reshape(1, *x.shape[1:])

@@ -47,15 +47,21 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     assert weight is not None
     step = functools.partial(_sums, pattern, index, sum(map(len, site.valid)), site.given)
     total = added(over_chunks(step, site.floats, site.codes, site.valid))
-    changed, before, after = _solved(pattern, index, rounding, site.given, site.plan.weights[weight], total)
+    linear, w, found = linear_of(graph, node), site.given[weight], site.plan.weights[weight]
+    assert linear is not None
+    columns = linear.columns(w, node.attrs)
+    rounded, shift, before, after = _solved(rounding, columns, found, Form.of(total))
+    changed = {weight: linear.weights(rounded, w.shape, node.attrs)}
+    if bias is not None and site.given[bias].size == shift.size:
+        changed[bias] = site.given[bias] + shift.reshape(site.given[bias].shape)
     site = site.replace(params=site.params | changed)
     if bias is not None:
-        wanted = _mean(
-            over_chunks(functools.partial(_float_means, pattern, index, site.given), site.floats, site.valid)
-        )
+        some = slice(_enough(site, node))
+        step = functools.partial(_float_means, pattern, index, site.given)
+        wanted = _mean(over_chunks(step, site.floats[some], site.valid[some]))
         for _ in range(_BIAS_STEPS):
             step = functools.partial(_means, pattern, index, site.params, site.plan)
-            mean, slope = _mean(over_chunks(step, site.codes, site.valid))
+            mean, slope = _mean(over_chunks(step, site.codes[some], site.valid[some]))
             fitted = _newton(site.params[bias], wanted[0] - mean, slope)
             site = site.replace(params=site.params | {bias: fitted})
     return site, float(before), float(after)
@@ -106,24 +112,16 @@ def _images(chunk: Array) -> Array:
     return chunk.reshape(chunk.shape[0] * chunk.shape[1], *chunk.shape[2:])
 
 
-@program(3)
-def _solved(
-    pattern: Pattern, index: int, rounding: Rounding, params: Mapping[str, Array], found: QParams, total: Sums
-) -> tuple[dict[str, Array], Array, Array]:
-    """A layer's weight rounded, the bias that is best for it before the activation, and the error before and after."""
-    node, graph = pattern.graph.nodes[index], pattern.graph
-    linear, weight, bias = linear_of(graph, node), weight_of(graph, node), bias_of(graph, node)
-    assert linear is not None and weight is not None
-    form, w = Form.of(total), params[weight]
-    columns, plain = linear.columns(w, node.attrs), linear.columns(found.fake_quant(w), node.attrs)
-    rounded = rounding(columns, found, form)
+@functools.partial(jax.jit, static_argnums=0)
+def _solved(rounding: Rounding, columns: Array, found: QParams, form: Form) -> tuple[Array, Array, Array, Array]:
+    """Columns rounded, what the best bias for them is off, and the error of the nearest rounding and of this.
+
+    Compiled for shapes, not for patterns: this takes longer to compile than all else of a unit.
+    """
+    plain, rounded = nearest(columns, found, form), rounding(columns, found, form)
     before, after = form(plain - columns), form(rounded - columns)
     rounded = jnp.where(after < before, rounded, plain)
-    changed = {weight: linear.weights(rounded, w.shape, node.attrs)}
-    if bias is not None and params[bias].size == form.mean_e.size:
-        shift = form.shift(rounded - columns).reshape(params[bias].shape)
-        changed[bias] = params[bias] + shift
-    return changed, before, jnp.minimum(before, after)
+    return rounded, form.shift(rounded - columns), before, jnp.minimum(before, after)
 
 
 @jax.jit

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,19 +52,27 @@ class Tuned:
     """What is learned of a unit."""
 
     arrays: Mapping[str, Array]  # weights and biases
-    exponents: Mapping[str, Array]  # of activations, real numbers
+    exponents: Mapping[tuple[str, ...], Array]  # of activations, those that have one together: real numbers
 
     def plan(self, plan: Plan) -> Plan:
         """The plan with these exponents, rounded."""
-        return plan.replace(
-            {k: dataclasses.replace(plan.activations[k], scale=jnp.exp2(nearest(e))) for k, e in self.exponents.items()}
-        )
+        scales = {name: jnp.exp2(nearest(e)) for group, e in self.exponents.items() for name in group}
+        return plan.replace({k: dataclasses.replace(plan.activations[k], scale=s) for k, s in scales.items()})
 
 
 def tune_unit(
-    site: Site, how: Reconstruction, free: frozenset[str], importance: Mapping[str, Array], key: Array
+    site: Site,
+    how: Reconstruction,
+    groups: Sequence[tuple[str, ...]],
+    allowed: Callable[[Site], bool],
+    importance: Mapping[str, Array],
+    key: Array,
 ) -> tuple[Site, float, float]:
-    """Return the site tuned, if its error over all data is less then; `free` names activations that may be scaled."""
+    """Return the site tuned, if its error over all data is less then.
+
+    `groups` of activations may be scaled by other powers of two, each as one, where that is `allowed`. Neighbouring
+    exponents are tried first; then they are learned with the weights, if what they end at is allowed.
+    """
     graph = site.unit.pattern.graph
     weights = {k for n in graph.nodes if (k := weight_of(graph, n)) and k in site.plan.weights}
     biases = {k for n in graph.nodes if (k := bias_of(graph, n))}
@@ -72,33 +80,49 @@ def tune_unit(
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
     start = Tuned(
         {k: site.params[k] for k in steps},
-        {k: jnp.log2(jnp.asarray(q.scale)) for k, q in site.plan.activations.items() if k in free},
+        {group: jnp.log2(jnp.asarray(site.plan.activations[group[0]].scale)) for group in groups},
     )
-    rates_of = Tuned(steps, {k: jnp.float32(how.exponents) for k in start.exponents})
     whole = [
         {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
     ]
     size = {k: jnp.mean(jnp.square(y.value)) for k, y in whole[2].items()}
     scale = {k: importance.get(k, jnp.ones(())) / jnp.maximum(s, 1e-30) / len(size) for k, s in size.items()}
     feeds = sum(int(v.sum()) for v in site.valid)
-    tuned = _optimized(site.unit.pattern, how, feeds, start, rates_of, site.params, site.plan, scale, *whole, key)
-    tuned = dataclasses.replace(tuned, exponents={k: jnp.round(e) for k, e in tuned.exponents.items()})
 
     def error(found: Tuned) -> float:
         step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
         return float(added(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
 
-    old, new = error(start), error(tuned)
-    if not new < old:
-        return site, old, old
-    moved = tuned.plan(site.plan)
-    kept = {k: q for k, q in site.plan.activations.items() if k not in tuned.exponents}
+    def moved(found: Tuned) -> Site:
+        return _moved(site, found)
+
+    old = best = error(start)
+    for group in groups:
+        for step in (-1, 1):
+            found = dataclasses.replace(start, exponents={**start.exponents, group: start.exponents[group] + step})
+            if allowed(moved(found)) and (new := error(found)) < best:
+                start, best = found, new
+                break
+    tuned = start
+    for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
+        rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
+        found = _optimized(site.unit.pattern, how, feeds, start, rates_of, site.params, site.plan, scale, *whole, key)
+        found = dataclasses.replace(found, exponents={k: jnp.round(e) for k, e in found.exponents.items()})
+        if allowed(moved(found)):
+            if (new := error(found)) < best:
+                tuned, best = found, new
+            break
+    return (moved(tuned), old, best) if best < old else (site, old, old)
+
+
+def _moved(site: Site, tuned: Tuned) -> Site:
+    """The site with what was learned; what did not change stays the very same."""
+    before = site.plan.activations
+    scales = {k: np.float32(q.scale) for k, q in tuned.plan(site.plan).activations.items()}
     changed = {
-        k: dataclasses.replace(q, scale=np.float32(q.scale))
-        for k, q in moved.activations.items()
-        if k not in kept and float(q.scale) != float(site.plan.activations[k].scale)
+        k: dataclasses.replace(before[k], scale=s) for k, s in scales.items() if s != np.float32(before[k].scale)
     }
-    return site.replace(params=site.params | dict(tuned.arrays), plan=site.plan.replace(changed)), old, new
+    return site.replace(params=site.params | dict(tuned.arrays), plan=site.plan.replace(changed))
 
 
 def _step_of(site: Site, name: str) -> Array:
