@@ -12,6 +12,7 @@ from onnx import helper
 import jq
 from jq.bias import correct_biases, output_shift
 from jq.calibrate import linear_inputs, observers_of
+from jq.equalize import equalize_as_quark
 from jq.formats import INT8
 from jq.observers import Means
 from jq.plan import Plan, QParams
@@ -187,7 +188,7 @@ def test_the_mean_output_is_the_float_one_up_to_the_rounding_of_the_bias():
 def accuracies(request):
     """Of a bundled net on its evaluation images, with and without."""
     images, labels = jq.zoo.evaluation_set()
-    graph = jq.equalize(jq.prepare(jq.load(jq.zoo.path(request.param)), XINT8))
+    graph = equalize_as_quark(jq.prepare(jq.load(jq.zoo.path(request.param)), XINT8))
     stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:64])
     fn = jq.fake_quant(graph)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jq
-from jq.config import CONSTRAINTS, LOCAL, NPU_OPS, POWER_OF_TWO_METHODS, QuantConfig, presets, resolve
+from jq.config import CONSTRAINTS, LOCAL, NPU_OPS, POWER_OF_TWO_METHODS, STAGES, QuantConfig, presets, resolve
 from jq.formats import BLOCKS, FLOATS, INT4, INT8, INT16, UINT8, UINT16
 from jq.graph import Node
 from jq.passes.npu import FORMS, STRUCTURE
@@ -272,6 +272,32 @@ class TestPresets:
         base = name.removesuffix("_ADAROUND").removesuffix("_ADAQUANT")
         assert presets[base].replace(finetune=config.finetune) == config
 
+    def test_the_most_accurate_one_tunes_layers_then_blocks(self):
+        assert presets["XINT8_ACCURATE"] == presets["XINT8"].replace(finetune="adaround+block")
+
+    @pytest.mark.parametrize(
+        "stages", ["", "adaround+", "+block", "adaround block", "adaround+brecq", 5, ("block",), True]
+    )
+    def test_stages_that_are_not_there(self, stages):
+        with pytest.raises(
+            jq.ConfigError, match=r"finetune is .*bias, adaround, adaquant, block, network, with . between"
+        ):
+            QuantConfig(finetune=stages)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"finetune_steps": 0},
+            {"finetune_steps": 1.5},
+            {"finetune_rate": 0.0},
+            {"finetune_rate": -1.0},
+            {"finetune_rate": "x"},
+        ],
+    )
+    def test_steps_and_rates_that_cannot_be(self, options):
+        with pytest.raises(jq.ConfigError, match=f"{next(iter(options))} is "):
+            QuantConfig(**options)
+
     @pytest.mark.parametrize(("family", "member"), [("MXFP8", "E4M3"), ("MXFP6", "E2M3"), ("MXFP4", "E2M1")])
     def test_families(self, family, member):
         assert presets[family] is resolve(family) is presets[f"{family}_CONFIG"] is presets[f"{family}{member}"]
@@ -426,7 +452,9 @@ OTHERS = st.fixed_dictionaries(
         "rewrites": st.sets(st.sampled_from(list(STRUCTURE))).map(sorted).map(tuple),
         "forms": st.sets(st.sampled_from(list(FORMS))).map(sorted).map(tuple),
         "bias": st.sampled_from(["weight", "int32", "float"]),
-        "finetune": st.sampled_from([None, "adaround", "adaquant"]),
+        "finetune": st.none() | st.lists(st.sampled_from(STAGES), min_size=1, max_size=3).map("+".join),
+        "finetune_steps": st.none() | st.integers(1, 1000),
+        "finetune_rate": st.none() | st.floats(1e-6, 10),
         **{name: st.booleans() for name in ("weights_only", "dynamic", "fuse_activations", "cle")},
         "batch": st.integers(1, 1 << 20),
         "seed": st.integers(0, 1 << 30),

@@ -894,9 +894,8 @@ def test_options_are_looked_at_before_the_data(options: dict[str, Any]) -> None:
     fails(ConfigError, "", SMALL, {"never": "looked at"}, **options)
 
 
-def test_what_is_not_there_yet_is_said() -> None:
-    with pytest.warns(UserWarning, match="adaround is not part of this version yet"):
-        jq.quantize(SMALL, IMAGES, "XINT8_ADAROUND")
+def test_one_layer_is_finetuned() -> None:
+    works(SMALL, config=XINT8.replace(finetune="adaround+block", finetune_steps=3))
 
 
 def test_everything_excluded() -> None:
@@ -1059,7 +1058,12 @@ SETTINGS = {
     "constraints=true": r"constraints",
     "percentiles=[]": r"percentiles",
     "moving_average=2": r"moving_average is 2",
-    "finetune=x": r"finetune is 'x'",
+    "finetune=x": r"finetune is 'x'; there are None, bias, adaround",
+    "finetune=adaround+": r"finetune is 'adaround\+'",
+    "finetune_steps=0": r"finetune_steps is 0; expected None or a whole number above 0",
+    "finetune_rate=-1": r"finetune_rate is -1",
+    "finetune_batch=0": r"finetune_batch",
+    "finetune_drop=2": r"finetune_drop",
     "scale=float": r"scale='float'",
     "symmetric=1": r"symmetric is 1; expected True or False",
     "cle=yes": r"cle is 'yes'",

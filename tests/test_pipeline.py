@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 
 import jq
+from jq.equalize import equalize_as_quark
 from jq.report import Report, Row
 
 
@@ -46,10 +47,12 @@ def test_xint8_keeps_the_accuracy_of_an_even_network(result):
 
 
 def test_bias_correction_is_worth_points_on_the_uneven_network(images):
+    """Where Quark's equalization leaves it uneven."""
     x, labels = jq.zoo.evaluation_set()
-    path = jq.zoo.path("fashion_mobilenet")
-    with_it = jq.quantize(path, images[:128]).model
-    without = jq.quantize(path, images[:128], jq.presets["XINT8"].replace(bias_correction=False)).model
+    config = jq.presets["XINT8"].replace(cle=False)
+    graph = equalize_as_quark(jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), config))
+    with_it = jq.quantize(graph, images[:128], config).model
+    without = jq.quantize(graph, images[:128], config.replace(bias_correction=False)).model
     assert top1(with_it, x, labels) > top1(without, x, labels) + 0.05
 
 
@@ -91,9 +94,14 @@ def test_devices_give_one_devices_model(images):
     assert jq.quantize(path, images[:8], mesh=mesh).model == jq.quantize(path, images[:8]).model
 
 
-def test_presets_of_finetuning_say_that_it_is_not_there(images):
-    with pytest.warns(UserWarning, match="adaround is not part of this version"):
-        jq.quantize(jq.zoo.path("fashion_resnet"), images[:8], "XINT8_ADAROUND")
+def test_finetuning_is_of_the_graph_without_analytic_correction(images, monkeypatch):
+    monkeypatch.setattr("jq.pipeline.correct_biases", lambda *_: pytest.fail("biases are finetuned already"))
+    config = jq.presets["XINT8"].replace(finetune="bias", cle=False)
+    found = jq.quantize(jq.zoo.path("fashion_resnet"), images[:8], config)
+    assert (
+        found.plan.weights
+        and json.loads({p.key: p.value for p in found.model.metadata_props}["jq.config"])["finetune"] == "bias"
+    )
 
 
 class TestReport:

@@ -21,7 +21,7 @@ import numpy as np
 
 from jq.config import QuantConfig, resolve
 from jq.constraints import moving_together, violations
-from jq.data import batches, open_source
+from jq.data import batches, open_source, readable_again
 from jq.errors import ConfigError, DataError
 from jq.finetune.adaquant import AdaQuant
 from jq.finetune.adaround import AdaRound
@@ -77,6 +77,7 @@ def finetune(
         raise ConfigError(
             "activations with dynamic scales are not fixed before the model runs: there is nothing to tune"
         )
+    data = readable_again(data, graph.inputs, config.seed)
     params = dict(graph.params) | dict(params or {})
     with contextlib.ExitStack() as stack:
         folder = None
@@ -102,7 +103,8 @@ def finetune(
                 break
             tune = _method(stage, graph, plan, config, group, store, number)
             params, plan = walk(graph, params, plan, group, store, tune, skip=saved.done(number), done=done)
-    saved.forget()
+    if time_budget is None or time.perf_counter() - start < time_budget:  # else more can be tuned from it
+        saved.forget()
     return params, _rescaled(graph, plan)
 
 

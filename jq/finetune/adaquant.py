@@ -33,7 +33,7 @@ class AdaQuant:
         adam = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
 
         def rounded(w: Array) -> Array:
-            return dataclasses.replace(found, scale=scale, axis=None).fake_quant(w)
+            return fake_quant_columns(found, w)
 
         def step(carry: Any, _: None) -> tuple[Any, None]:
             w, state, best, least = carry
@@ -47,6 +47,12 @@ class AdaQuant:
         start = (columns, adam.init(columns), rounded(columns), jnp.float32(jnp.inf))
         (w, _, best, least), _ = jax.lax.scan(step, start, None, self.steps)
         return jnp.where(form(rounded(w) - columns) < least, rounded(w), best)
+
+
+def fake_quant_columns(found: QParams, columns: Array) -> Array:
+    """Columns rounded to the nearest codes, which are symmetric."""
+    scale = along_columns(found, columns)
+    return dataclasses.replace(found, scale=scale, zero_point=jnp.int32(0), axis=None).fake_quant(columns)
 
 
 def along_columns(found: QParams, columns: Array) -> Array:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jq.finetune.adaquant import along_columns
+from jq.finetune.adaquant import along_columns, fake_quant_columns
 from jq.finetune.gram import Form
 from jq.formats import Integer
-from jq.numerics import divide, fake_quant
+from jq.numerics import divide
 from jq.plan import QParams
 
 Array = Any
@@ -40,7 +40,7 @@ class AdaRound:
         """The weights (groups, K, outputs), rounded."""
         grid, scale = found.grid, along_columns(found, columns)
         assert isinstance(grid, Integer)
-        plain = fake_quant(columns, scale, found.zero_point, grid)
+        plain = fake_quant_columns(found, columns)
         least = jnp.maximum(form(plain - columns), jnp.finfo(jnp.float32).tiny)
         adam = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
 

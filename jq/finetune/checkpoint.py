@@ -89,10 +89,10 @@ class Progress:
 def _identity(graph: Graph, plan: Plan, params: Mapping[str, Any], data: Any, config: QuantConfig) -> str:
     found = hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode())
     for node in graph.nodes:
-        found.update(repr((node.op_type, node.inputs, node.outputs)).encode())
+        found.update(repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode())
     for name in sorted(params):
         found.update(name.encode() + np.ascontiguousarray(params[name]).tobytes())
     for name in plan:
-        found.update(repr((name, plan[name])).encode())
+        found.update(repr((name, plan[name].grid, plan[name].axis)).encode() + np.asarray(plan[name].scale).tobytes())
     found.update(fingerprint(open_source(data, graph.inputs, seed=config.seed)).encode())
     return found.hexdigest()

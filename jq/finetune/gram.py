@@ -87,7 +87,8 @@ def _products(a: Array, d: Array) -> Array:
 
 def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, w: Array, e: Array, valid: Array, samples: int) -> Sums:
     """What images x add, whose outputs with weights w are off by e; samples is how many there are in all."""
-    columns, positions = linear.columns(w, attrs), e[0].size // max(1, w.shape[0] if e.ndim > 2 else e.shape[-1])
+    columns = linear.columns(w, attrs)
+    positions = jax.eval_shape(lambda e: linear.results(e, attrs, None), e[:1]).shape[0]
     wanted = -(-max(_SAMPLES * columns.shape[1], _LEAST) // samples)
     places = None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
     rows, off = linear.rows(x, w, attrs, places), linear.results(e, attrs, places)

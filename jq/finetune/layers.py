@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.fake import fake_quant
-from jq.finetune.adaquant import along_columns
+from jq.finetune.adaquant import fake_quant_columns
 from jq.finetune.gram import Form, Sums, sums
 from jq.finetune.units import Pattern, bias_of, linear_of, program, weight_of
 from jq.finetune.walk import Site, Tensors, added, over_chunks, values
@@ -31,7 +30,7 @@ _FLAT = 0.02  # share of a channel that passes its activation, below which its m
 
 def nearest(columns: Array, found: QParams, form: Form) -> Array:
     """Round each weight to the nearest code."""
-    return dataclasses.replace(found, scale=along_columns(found, columns), axis=None).fake_quant(columns)
+    return fake_quant_columns(found, columns)
 
 
 def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
@@ -52,10 +51,11 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     columns = linear.columns(w, node.attrs)
     rounded, shift, before, after = _solved(rounding, columns, found, Form.of(total))
     changed = {weight: linear.weights(rounded, w.shape, node.attrs)}
-    if bias is not None and site.given[bias].size == shift.size:
+    fits = bias is not None and site.given[bias].size == shift.size
+    if bias is not None and fits:
         changed[bias] = site.given[bias] + shift.reshape(site.given[bias].shape)
     site = site.replace(params=site.params | changed)
-    if bias is not None:
+    if bias is not None and fits:
         some = slice(_enough(site, node))
         step = functools.partial(_float_means, pattern, index, site.given)
         wanted = _mean(over_chunks(step, site.floats[some], site.valid[some]))
@@ -83,7 +83,8 @@ def can_round(site: Site) -> bool:
     node = graph.nodes[site.unit.nodes.index(site.unit.layers[0])]
     found = site.plan.weights[str(weight_of(graph, node))]
     codes = found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
-    return linear_of(graph, node) is not None and codes
+    reads = node.inputs[0] in {v.name for v in graph.inputs}
+    return linear_of(graph, node) is not None and codes and reads
 
 
 @program(3)
@@ -99,10 +100,10 @@ def _sums(
     assert linear is not None and weight is not None
     x = node.inputs[0]
     read, wanted = codes[x].value, floats[x].value
-    seen, off = _images(read), _images(wanted - read)
+    seen = _images(read)
     alone = graph.replace(nodes=(node,), inputs=(Value(x),), outputs=(Value(node.outputs[0]),))
     zero = {} if bias is None else {bias: jnp.zeros_like(params[bias])}
-    e = trace(alone)({**params, **zero}, {x: off})[node.outputs[0]]
+    e = _images(jax.vmap(lambda off: trace(alone)({**params, **zero}, {x: off})[node.outputs[0]])(wanted - read))
     copies = len(seen) // len(valid)
     return sums(linear, node.attrs, seen, params[weight], e, jnp.repeat(valid.astype(e.dtype), copies), feeds * copies)
 

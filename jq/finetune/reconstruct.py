@@ -74,8 +74,9 @@ def tune_unit(
     exponents are tried first; then they are learned with the weights, if what they end at is allowed.
     """
     graph = site.unit.pattern.graph
-    weights = {k for n in graph.nodes if (k := weight_of(graph, n)) and k in site.plan.weights}
-    biases = {k for n in graph.nodes if (k := bias_of(graph, n))}
+    layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
+    weights = {k for n in layers if (k := weight_of(graph, n))}
+    biases = {k for n in layers if (k := bias_of(graph, n))}
     rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
     start = Tuned(
@@ -207,11 +208,16 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
         seen |= unit.outside(_forward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs})))
     back: dict[str, Array] = {}
     for i, value in enumerate(graph.outputs):
+        if value.name not in seen or not jnp.issubdtype(seen[value.name].dtype, jnp.floating):
+            continue
         draw = jax.random.normal(jax.random.fold_in(key, i), seen[value.name].shape)
         back[value.name] = draw / jnp.sqrt(jnp.mean(jnp.square(seen[value.name])) + 1e-30)
     found: dict[str, Array] = {}
     for unit in reversed(parts):
+        if not all(jnp.issubdtype(seen[t].dtype, jnp.floating) for t in (*unit.inputs, *unit.outputs)):
+            continue  # no gradient passes integers
         own = unit.inside(params)
+        back |= {t: jnp.zeros_like(seen[t]) for t in unit.outputs if t not in back}
         cotangent = unit.inside({t: back[t] for t in unit.outputs})
         pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
         for t in unit.outputs:

@@ -17,6 +17,7 @@ from jq.formats import Integer
 from jq.plan import QParams
 
 Array = Any
+_FINEST = -100  # exponent of a scale, well inside those that devices do not flush to zero
 
 
 @jax.tree_util.register_dataclass
@@ -30,35 +31,36 @@ class Kept:
     array: Array
     scale: Array
     zero: Array
+    whole: bool = dataclasses.field(default=False, metadata={"static": True})  # kept as it is
 
     @classmethod
     def quantized(cls, x: Array, found: QParams | None) -> Kept:
         """A tensor that a plan quantizes, or not."""
         if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.dynamic:
-            return cls(x, jnp.float32(1), jnp.float32(0))
+            return cls(x, jnp.float32(1), jnp.float32(0), True)
         return cls(found.codes(x).astype(found.grid.dtype), jnp.float32(found.scale), jnp.float32(found.zero_point))
 
     @classmethod
     def halved(cls, x: Array) -> Kept:
         """A tensor in half precision, if it is of floats."""
         if x.dtype != jnp.float32:
-            return cls(x, jnp.float32(1), jnp.float32(0))
+            return cls(x, jnp.float32(1), jnp.float32(0), True)
         _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
-        scale = jnp.exp2((exponent - 15).astype(jnp.float32))
+        scale = jnp.exp2(jnp.maximum(exponent - 15, _FINEST).astype(jnp.float32))
         return cls((x / scale).astype(jnp.float16), scale, jnp.float32(0))
 
     @property
     def value(self) -> Array:
         """The tensor."""
-        if not jnp.issubdtype(self.array.dtype, jnp.number) or self.array.dtype == jnp.float32:
+        if self.whole:
             return self.array
         return (self.array.astype(jnp.float32) - self.zero) * self.scale
 
 
 def joined(chunks: Sequence[Kept]) -> Kept:
     """Chunks of a tensor as one, at the largest scale among them."""
-    if chunks[0].array.dtype != jnp.float16:
-        return Kept(jnp.concatenate([c.array for c in chunks]), chunks[0].scale, chunks[0].zero)
+    if chunks[0].whole or chunks[0].array.dtype != jnp.float16:
+        return dataclasses.replace(chunks[0], array=jnp.concatenate([c.array for c in chunks]))
     scale = jnp.max(jnp.stack([c.scale for c in chunks]))
     arrays = [c.array * (c.scale / scale).astype(jnp.float16) for c in chunks]
     return Kept(jnp.concatenate(arrays), scale, chunks[0].zero)
@@ -87,4 +89,4 @@ class Store:
         np.save(path, np.asarray(kept.array))
         mapped = np.load(path, mmap_mode="r")
         os.unlink(path)  # the mapping keeps the file until it is let go
-        return Kept(mapped, kept.scale, kept.zero)
+        return dataclasses.replace(kept, array=mapped)

@@ -110,8 +110,9 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
 
 
 def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
-    """Whether a node has a weight with channels that a plan quantizes."""
-    return weight_of(graph, node) in plan.weights
+    """Whether a node has a weight with channels that a plan quantizes and no other node reads."""
+    name = weight_of(graph, node)
+    return name in plan.weights and name is not None and graph.sole_reader(name) is not None
 
 
 def weight_of(graph: Graph, node: Node) -> str | None:
@@ -135,8 +136,10 @@ def bias_of(graph: Graph, node: Node) -> str | None:
 def linear_of(graph: Graph, node: Node) -> Linear | None:
     """How a node's output hangs on its weight, where that is a sum of products with what it reads."""
     entry = lookup(node, graph.opset(node.domain))
-    found = None if entry is None else entry.quant.linear
-    return found if found is not None and node.inputs[0] not in graph.arrays else None
+    found, weight = None if entry is None else entry.quant.linear, weight_of(graph, node)
+    if found is None or weight is None or node.inputs[0] in graph.arrays:
+        return None
+    return found if found.when(node.attrs, graph.params[weight].ndim) else None
 
 
 def _cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
@@ -191,7 +194,8 @@ def _pattern(
 ) -> Pattern:
     part = rename(graph.replace(nodes=tuple(n.replace(name="") for n in nodes)), names)
     part = part.replace(
-        inputs=tuple(Value(names[i]) for i in inputs),
+        # The NPU's forms, as of pools, hang on shapes.
+        inputs=tuple(dataclasses.replace(graph.values.get(i, Value(i)), name=names[i]) for i in inputs),
         outputs=tuple(Value(names[o]) for o in outputs),
         declared={},
         metadata={},
@@ -205,7 +209,7 @@ def _pattern(
                 (n.domain, n.op_type, n.inputs, n.outputs, sorted((k, _attribute(v)) for k, v in n.attrs.items()))
                 for n in part.nodes
             ],
-            [v.name for v in (*part.inputs, *part.outputs)],
+            [str(v) for v in (*part.inputs, *part.outputs)],
             sorted((k, a.dtype.str, a.shape, a.tobytes() if k in known else b"") for k, a in part.arrays.items()),
             sorted(graph.opsets.items()),
         ]

@@ -501,13 +501,21 @@ def _matmul_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarra
     return _at_places(a, places if a.ndim > 2 else None)[..., None]
 
 
-_GEMM_PRODUCTS = Linear("b", _gemm_rows, _gemm_columns, _gemm_weights, lambda y, attrs, places: y[..., None])
+_GEMM_PRODUCTS = Linear(
+    "b",
+    _gemm_rows,
+    _gemm_columns,
+    _gemm_weights,
+    results=lambda y, attrs, places: y[..., None],
+    when=lambda attrs, rank: not attrs.get("transA", 0),
+)
 _MATMUL_PRODUCTS = Linear(
     "b",
     _matmul_rows,
     columns=lambda b, attrs: b[None],
     weights=lambda columns, shape, attrs: columns[0],
     results=lambda y, attrs, places: _matmul_rows(y, y, attrs, places),
+    when=lambda attrs, rank: rank == 2,
 )
 
 
