@@ -165,7 +165,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     images, labels = jq.zoo.evaluation_set()
     monkeypatch.setattr(jq.zoo, "evaluation_set", lambda: (images[:300], labels[:300]))
     monkeypatch.setattr(jq.zoo, "models", lambda: ("fashion_resnet",))
-    monkeypatch.setattr(jq.cli, "_DEMO_BATCH", 100)
+    monkeypatch.setattr("jq.cli.demo._DEMO_BATCH", 100)
     code, out, err = run(capfd, "demo", "-o", str(tmp_path / "out"))
     assert (code, err) == (0, "")
     rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3}

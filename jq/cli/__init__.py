@@ -1,0 +1,11 @@
+"""The command line: `python -m jq`, or `jq-quant`.
+
+A command is one file here. It imports what `jq` itself does not, so that `--help` is quick, and prints when its work
+is done, so that a failure leaves standard output empty.
+"""
+
+from jq.cli import calibrate, demo, inspect, lint, quantize, simulate
+from jq.cli.application import app, main
+from jq.cli.show import printable
+
+__all__ = ["app", "calibrate", "demo", "inspect", "lint", "main", "printable", "quantize", "simulate"]

@@ -1,0 +1,55 @@
+"""`jq-quant calibrate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import jq
+from jq.cli.application import app
+from jq.cli.options import Config, Data, FloatModel, config_of, use_all_cores
+from jq.cli.show import show, table
+
+
+@app.command()
+def calibrate(
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
+    method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the statistics here; a stopped run goes on from there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the range and the scale of every tensor of a model on calibration data."""
+    use_all_cores()
+    options = config_of(config).replace(**({"method": method} if method else {}))
+    graph = jq.prepare(jq.load(model))
+    checkpoint = output and output.with_name(f"{output.name}.partial")
+    stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
+    if output:
+        stats.save(output)
+    found = jq.activation_qparams(graph, stats)
+    tensors = {t: (*stats.range(t), found[t]) for t in stats.tensors}
+    if as_json:
+        rows = {
+            t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
+            for t, (low, high, q) in tensors.items()
+        }
+        print(json.dumps({"samples": stats.feeds, "config": options.to_dict(), "tensors": rows}, indent=2))
+        return
+    show(
+        table(
+            ("tensor", "low", "high", "scale", "zero point"),
+            ((t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()),
+            f"{model.name}: {options.method} on {stats.feeds} samples",
+        )
+    )
+
+
+def _scale(found: jq.QParams) -> str:
+    return f"2^{int(found.exponent)}" if found.is_power_of_two else f"{float(found.scale):.5g}"

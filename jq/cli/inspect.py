@@ -1,0 +1,83 @@
+"""`jq-quant inspect`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import jq
+from jq.cli.application import app
+from jq.cli.show import show, table
+from jq.errors import ConfigError, UnsupportedOp
+
+if TYPE_CHECKING:
+    from jq.inspect import Inspection
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=1,3,224,224", help="Shape of an input with free dims, which are 1 otherwise; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Show a model's interface, operators, parameters and MACs.
+
+    MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed,
+    and are an error after that.
+    """
+    found = jq.inspect(jq.load(model), _shapes(shape or ()))
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        _show(found, model.name)
+    if found.unsupported:
+        raise UnsupportedOp("; ".join(found.unsupported))
+
+
+def _shapes(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1,3,224,224` options; the name ends at the last =, and no dims are a scalar."""
+    found = {}
+    for option in options:
+        name, equals, dims = option.rpartition("=")
+        try:
+            found[name] = tuple(int(d) for d in dims.split(",")) if dims else ()
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise ConfigError(f"--shape {option!r}: expected the form NAME=1,3,224,224")
+    return found
+
+
+def _show(found: Inspection, title: str) -> None:
+    macs: Mapping[str, int] = found.macs or {}
+    sides = (("input", found.inputs), ("output", found.outputs))
+    interface = [
+        (side, v.name, " ".join([*v.containers, str(v.dtype or "?")]), _dims(v.shape))
+        for side, values in sides
+        for v in values
+    ]
+    ops = [(op, f"{count:,}", f"{macs[op]:,}" if op in macs else "") for op, count in found.ops.items()]
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items())
+    at = ", ".join(f"{name}={_dims(shape)}" for name, shape in found.shapes.items())
+    total = f"unknown: {found.reason}" if found.total_macs is None else f"{found.total_macs:,} at {at}"
+    show(
+        table(("", "name", "type", "shape"), interface, title),
+        table(("operator", "nodes", "MACs"), ops),
+        f"opsets: {opsets}",
+        f"parameters: {found.parameters:,} ({found.parameter_bytes:,} bytes)",
+        f"MACs: {total}",
+        *(f"unsupported: {line}" for line in found.unsupported),
+    )
+
+
+def _dims(shape: Sequence[int | str | None] | None) -> str:
+    return "?" if shape is None else "[" + ",".join("?" if d is None else str(d) for d in shape) + "]"

@@ -1,0 +1,69 @@
+"""Options that several commands take, and how the words behind them are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import jq
+from jq.config import resolve
+from jq.errors import ConfigError
+
+FloatModel = Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)]
+Data = Annotated[
+    Path | None, typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data.")
+]
+Config = Annotated[str, typer.Option(help="A preset, or a .json file as `quantize --show-config` prints it.")]
+
+
+def use_all_cores() -> None:
+    """One JAX device per core: a batch is split over them."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
+        jax.config.update("jax_num_cpu_devices", cores)
+
+
+def seconds(text: str) -> float:
+    """A time as 90, 90s, 2m or 1h."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise ConfigError(f"--time-budget {text!r}: expected a time such as 120s, 2m or 1h")
+    return found
+
+
+def config_of(name: str) -> jq.QuantConfig:
+    """A preset, or what a JSON file describes."""
+    if not name.endswith(".json"):
+        return resolve(name)
+    try:
+        found = json.loads(Path(name).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
+    return jq.QuantConfig.from_dict(found)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE`, with a value in JSON, or else a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r}: expected the form NAME=VALUE")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = value
+    return name, jq.QuantConfig.read(name, found)

@@ -1,0 +1,37 @@
+"""What commands print: plain text of untrusted names, and tables of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def printable(text: str) -> str:
+    r"""`text` on one line, with what could steer a terminal or break the line escaped.
+
+    >>> printable("conv\x1b[2J\n")
+    'conv\\x1b[2J\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def show(*parts: Any) -> None:
+    """Print lines and tables on standard output."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    for part in parts:
+        console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:
+    """A rich table of plain text: what comes from a file is not read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title and Text(printable(title)), title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    return table
