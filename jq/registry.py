@@ -82,8 +82,6 @@ class Linear:
     """Of a weight: (groups, K, outputs / groups)."""
     weights: Callable[[Array, Sequence[int], Mapping[str, Any]], Array]
     """Columns as a weight of this shape."""
-    results: Callable[[Array, Mapping[str, Any], np.ndarray | None], Array]
-    """Of an output: (positions, outputs / groups, groups)."""
     when: Callable[[Mapping[str, Any], int], bool] = lambda attrs, rank: True
     """Whether a node is so, by its attributes and its weight's rank."""
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jq.config import QuantConfig, resolve
 from jq.constraints import moving_together, violations
@@ -28,16 +27,14 @@ from jq.finetune.adaround import AdaRound
 from jq.finetune.checkpoint import Progress
 from jq.finetune.layers import Rounding, can_round, nearest, tune_layer
 from jq.finetune.reconstruct import Reconstruction, fisher, tune_unit
-from jq.finetune.streams import Store
+from jq.finetune.streams import CHUNK_BYTES, Store
 from jq.finetune.units import Kind, Unit, bias_of, units
-from jq.finetune.walk import Record, Site, Tune, walk
+from jq.finetune.walk import Record, Site, Tune, rehearsed, walk
 from jq.formats import INT32
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.planning import with_product_scales
 from jq.progress import unit_bar
-
-_CHUNK_BYTES = 12 << 20  # of the largest tensor between units, of a chunk of the data
 
 
 def finetune(
@@ -95,6 +92,7 @@ def finetune(
             def done(
                 i: int, arrays: dict[str, Any], scales: dict[str, QParams], record: Record, number: int = number
             ) -> bool:
+                passed()
                 saved.keep(number, i, arrays, scales)
                 report(record.unit, record.before, record.after)
                 return time_budget is None or time.perf_counter() - start < time_budget
@@ -102,7 +100,9 @@ def finetune(
             if time_budget is not None and time.perf_counter() - start >= time_budget:
                 break
             tune = _method(stage, graph, plan, config, group, store, number)
-            params, plan = walk(graph, params, plan, group, store, tune, skip=saved.done(number), done=done)
+            given, skip = (graph, params, plan, group, store, tune), saved.done(number)
+            with rehearsed(*given, skip=skip) as passed:
+                params, plan = walk(*given, skip=skip, done=done)
     if time_budget is None or time.perf_counter() - start < time_budget:  # else more can be tuned from it
         saved.forget()
     return params, _rescaled(graph, plan)
@@ -174,12 +174,9 @@ def _store(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Pat
     """All of the data, in chunks that fit the caches."""
     source = open_source(data, graph.inputs, seed=config.seed)
     feed = {k: a.shape for k, a in source.head.items()}
-    largest = max(
-        (int(np.prod([d for d in v.shape if isinstance(d, int)])) * 4 for v in graph.values.values() if v.shape),
-        default=1,
-    )
+    largest = max(u.feed_bytes for u in units(graph, plan, "layer"))
     count = source.length or 64
-    size = max(1, min(count, _CHUNK_BYTES // max(1, largest)))
+    size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
     size = -(-count // -(-count // size))
     found = list(batches(source, size))
     if not found:

@@ -24,7 +24,7 @@ Array = Any
 class AdaQuant:
     """How weights are learned from the quadratic form of a layer's error."""
 
-    steps: int = 150
+    steps: int = 75
     learning_rate: float = 0.01  # codes per step, at first
 
     def __call__(self, columns: Array, found: QParams, form: Form) -> Array:

@@ -30,7 +30,7 @@ class AdaRound:
     As the error counts relatively, the regularizer's weight means the same for all layers.
     """
 
-    steps: int = 80
+    steps: int = 40
     learning_rate: float = 0.1
     weight: float = 1.0  # of the regularizer's mean
     warm: float = 0.2  # share of the steps without it

@@ -6,7 +6,7 @@ weights W are kept, weights W + D with the bias b + d are off by e - x D - d, in
     tr(D' A D) - 2 tr(D' R) + c + |m_e - m_x D - d|^2,    A = cov(x),  R = cov(x, e),  c = var(e),
 
 so one pass over the data is all that the error needs, for as many steps as one likes. The best bias makes the last
-term zero. Means are those of all positions; covariances need not be, as neighbours in an image are much alike.
+term zero. Not all positions are needed, as neighbours in an image are much alike.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import numpy as np
 from jq.registry import Linear
 
 Array = Any
-_SAMPLES, _LEAST = 64, 1 << 13  # positions: per row of A, and at least
+_SAMPLES, _LEAST = 64, 1 << 11  # positions: per row of A, and at least
+_AT_ONCE = 8  # positions of thin groups
 _FEW = 32  # rows of a group, up to which sums of products cost less than small matrix products
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sums:
-    """What is added up over data: products at some positions, and sums there and at all."""
+    """What is added up over data, at some positions of each image."""
 
     xx: Array  # (groups, K, K)
     xe: Array  # (groups, K, outputs)
@@ -37,9 +38,6 @@ class Sums:
     x: Array  # (groups, K)
     e: Array  # (groups, outputs)
     count: Array
-    every_x: Array
-    every_e: Array
-    every: Array
 
 
 @jax.tree_util.register_dataclass
@@ -61,8 +59,8 @@ class Form:
             sums.xx / sums.count - x[:, :, None] * x[:, None, :],
             sums.xe / sums.count - x[:, :, None] * e[:, None, :],
             sums.ee / sums.count - jnp.sum(e**2),
-            (sums.every_x / sums.every)[:, None],
-            (sums.every_e / sums.every)[:, None],
+            x[:, None],
+            e[:, None],
         )
 
     def __call__(self, d: Array) -> Array:
@@ -85,34 +83,51 @@ def _products(a: Array, d: Array) -> Array:
     return jnp.sum(a[..., None] * d[:, None], axis=2) if a.shape[1] <= _FEW else a @ d
 
 
-def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, w: Array, e: Array, valid: Array, samples: int) -> Sums:
-    """What images x add, whose outputs with weights w are off by e; samples is how many there are in all."""
+def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int) -> Sums:
+    """What images x add, which are off by so much from what the float network's weights w read.
+
+    Outputs are off by what these weights make of that. `samples` is how many images there are in all.
+    """
     columns = linear.columns(w, attrs)
-    positions = jax.eval_shape(lambda e: linear.results(e, attrs, None), e[:1]).shape[0]
+    positions = jax.eval_shape(lambda x: linear.rows(x, w, attrs, None), x[:1]).shape[0]
     wanted = -(-max(_SAMPLES * columns.shape[1], _LEAST) // samples)
     places = None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
-    rows, off = linear.rows(x, w, attrs, places), linear.results(e, attrs, places)
-    total = jnp.sum(valid[:, None] * x.reshape(len(x), -1), 0).reshape(1, *x.shape[1:])
-    every_x = jnp.sum(linear.rows(total, w, attrs, None), 0)
-    total = jnp.sum(valid[:, None] * e.reshape(len(e), -1), 0).reshape(1, *e.shape[1:])
-    every_e = jnp.sum(linear.results(total, attrs, None), 0)
+    rows = linear.rows(x, w, attrs, places)
+    e = _outputs(linear.rows(off, w, attrs, places), columns)
     seen = jnp.repeat(valid.astype(x.dtype), rows.shape[0] // valid.shape[0])[:, None, None]
     if rows.shape[2] == 1:
-        xx, xe = ((seen * rows)[..., 0].T @ rows[..., 0])[None], ((seen * rows)[..., 0].T @ off[..., 0])[None]
+        xx, xe = ((seen * rows)[..., 0].T @ rows[..., 0])[None], ((seen * rows)[..., 0].T @ e[..., 0])[None]
     elif rows.shape[1] <= _FEW:
-        counted = (rows * seen)[:, :, None]
-        xx, xe = jnp.sum(counted * rows[:, None], 0), jnp.sum(counted * off[:, None], 0)
-        xx, xe = jnp.moveaxis(xx, -1, 0), jnp.moveaxis(xe, -1, 0)
+        xx, xe = _thin(seen * rows, rows, e)
     else:
-        xx, xe = jnp.einsum("pkg,plg->gkl", rows * seen, rows), jnp.einsum("pkg,pog->gko", rows * seen, off)
-    return Sums(
-        xx,
-        xe,
-        jnp.sum(seen * off * off),
-        jnp.sum(seen * rows, 0).T,
-        jnp.sum(seen * off, 0).T,
-        jnp.sum(seen),
-        every_x.T,
-        every_e.T,
-        jnp.sum(valid) * float(positions),
-    )
+        xx, xe = jnp.einsum("pkg,plg->gkl", rows * seen, rows), jnp.einsum("pkg,pog->gko", rows * seen, e)
+    return Sums(xx, xe, jnp.sum(seen * e * e), jnp.sum(seen * rows, 0).T, jnp.sum(seen * e, 0).T, jnp.sum(seen))
+
+
+def _thin(counted: Array, *others: Array) -> list[Array]:
+    """Sums of products of thin groups, with all groups at once, some positions at a time: so they stay in the caches."""
+    blocks = [_blocks(a) for a in (counted, *others)]
+
+    def step(found: list[Array], block: list[Array]) -> tuple[list[Array], None]:
+        x, *ys = block
+        return [f + sum(x[i][:, None] * y[i] for i in range(_AT_ONCE)) for f, y in zip(found, ys, strict=True)], None
+
+    start = [jnp.zeros((counted.shape[1], *y.shape[1:]), y.dtype) for y in others]
+    found, _ = jax.lax.scan(step, start, blocks)
+    return [jnp.moveaxis(f, -1, 0) for f in found]
+
+
+def _blocks(a: Array) -> Array:
+    """(positions, ...) as (blocks, some, ...), with zeros at the end."""
+    padded = jnp.pad(a, ((0, -len(a) % _AT_ONCE), *((0, 0),) * (a.ndim - 1)))
+    return padded.reshape(-1, _AT_ONCE, *a.shape[1:])
+
+
+def _outputs(rows: Array, columns: Array) -> Array:
+    """What columns (groups, K, outputs) make of rows (positions, K, groups): (positions, outputs, groups)."""
+    if rows.shape[2] == 1:
+        return (rows[..., 0] @ columns[0])[..., None]
+    if rows.shape[1] <= _FEW:
+        by_row = jnp.moveaxis(columns, 0, -1)
+        return sum(rows[:, k, None] * by_row[k] for k in range(rows.shape[1]))
+    return jnp.einsum("pkg,gko->pog", rows, columns)

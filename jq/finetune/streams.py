@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,20 @@ from jq.formats import Integer
 from jq.plan import QParams
 
 Array = Any
+CHUNK_BYTES = 12 << 20  # of the largest tensor of a unit, in a chunk of the data
+_CHUNKS = 4  # and no fewer
+_SEQUENCE = 4  # dims of (feeds, batch, steps, features), which is no image
 _FINEST = -100  # exponent of a scale, well inside those that devices do not flush to zero
+_HALF, _BEYOND = 15, 4  # exponent of what half precision can hold, and how far a tensor may go beyond its plan's range
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept:
-    """A tensor in a smaller type: value = (array - zero) * scale.
+    """A tensor (feeds, batch, ...) in a smaller type: value = (array - zero) * scale.
 
-    What is quantized is kept as its codes, so exactly; floats in half precision, relative to their largest.
+    What is quantized is kept as its codes, so exactly; floats in half precision, relative to their largest. Images
+    are kept with their channels last, as those who make them and who read them have them so: XLA drops the transposes.
     """
 
     array: Array
@@ -37,33 +42,62 @@ class Kept:
     def quantized(cls, x: Array, found: QParams | None) -> Kept:
         """A tensor that a plan quantizes, or not."""
         if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.dynamic:
-            return cls(x, jnp.float32(1), jnp.float32(0), True)
-        return cls(found.codes(x).astype(found.grid.dtype), jnp.float32(found.scale), jnp.float32(found.zero_point))
+            return cls(_channels_last(x), jnp.float32(1), jnp.float32(0), True)
+        codes = found.codes(_channels_last(x)).astype(found.grid.dtype)
+        return cls(codes, jnp.float32(found.scale), jnp.float32(found.zero_point))
 
     @classmethod
-    def halved(cls, x: Array) -> Kept:
-        """A tensor in half precision, if it is of floats."""
+    def halved(cls, x: Array, found: QParams | None = None) -> Kept:
+        """A tensor in half precision, if it is of floats, of about the range that a plan gives it or its own."""
+        x = _channels_last(x)
         if x.dtype != jnp.float32:
             return cls(x, jnp.float32(1), jnp.float32(0), True)
-        _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
-        scale = jnp.exp2(jnp.maximum(exponent - 15, _FINEST).astype(jnp.float32))
-        return cls((x / scale).astype(jnp.float16), scale, jnp.float32(0))
+        if found is None or not isinstance(found.grid, Integer) or found.dynamic:
+            _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
+            exponent -= _HALF
+        else:
+            _, exponent = jnp.frexp(jnp.float32(found.scale))
+            exponent += found.grid.bits - (_HALF - _BEYOND)
+        scale = jnp.exp2(jnp.maximum(exponent, _FINEST).astype(jnp.float32))
+        largest = float(jnp.finfo(jnp.float16).max)
+        return cls(jnp.clip(x / scale, -largest, largest).astype(jnp.float16), scale, jnp.float32(0))
 
     @property
     def value(self) -> Array:
         """The tensor."""
-        if self.whole:
-            return self.array
-        return (self.array.astype(jnp.float32) - self.zero) * self.scale
+        x = self.array if self.whole else (self.array.astype(jnp.float32) - self.zero) * self.scale
+        return jnp.moveaxis(x, -1, 2) if x.ndim > _SEQUENCE else x
+
+
+def _channels_last(x: Array) -> Array:
+    return jnp.moveaxis(x, 2, -1) if x.ndim > _SEQUENCE else x
 
 
 def joined(chunks: Sequence[Kept]) -> Kept:
-    """Chunks of a tensor as one, at the largest scale among them."""
-    if chunks[0].whole or chunks[0].array.dtype != jnp.float16:
-        return dataclasses.replace(chunks[0], array=jnp.concatenate([c.array for c in chunks]))
-    scale = jnp.max(jnp.stack([c.scale for c in chunks]))
-    arrays = [c.array * (c.scale / scale).astype(jnp.float16) for c in chunks]
-    return Kept(jnp.concatenate(arrays), scale, chunks[0].zero)
+    """Chunks of a tensor as one, at the largest scale among them. By numpy, which compiles nothing."""
+    if len(chunks) == 1:
+        return chunks[0]
+    scale = max(float(c.scale) for c in chunks)
+    arrays = [np.asarray(c.array) for c in chunks]
+    arrays = [
+        a if float(c.scale) == scale else _times(a, float(c.scale) / scale) for a, c in zip(arrays, chunks, strict=True)
+    ]
+    return dataclasses.replace(chunks[0], array=np.concatenate(arrays), scale=jnp.float32(scale))
+
+
+def _times(array: np.ndarray, factor: float) -> np.ndarray:
+    return (array.astype(np.float32) * np.float32(factor)).astype(array.dtype)
+
+
+def regrouped(chunks: Sequence[Kept], size: int) -> Iterator[Kept]:
+    """The same feeds in chunks of another size, of which one divides the other; the last may come several times."""
+    old = len(chunks[0].array)
+    for start in range(0, old * len(chunks), size):
+        whole = joined(chunks[start // old : -(-(start + size) // old)])
+        part = np.asarray(whole.array)[start % old :][:size]
+        missing = size - len(part)
+        array = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+        yield dataclasses.replace(whole, array=jnp.asarray(array))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,12 +109,19 @@ class Store:
     folder: Path | None = None
     _names: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
-    @property
-    def count(self) -> int:
-        """How many chunks there are."""
-        return len(self.valid)
+    def size_for(self, feed_bytes: int) -> int:
+        """How many feeds a chunk has where the largest tensor of one has so many bytes: twice as many, or four times."""
+        least, feeds = len(self.valid[0]), sum(map(len, self.valid))
+        most = max(least, min(CHUNK_BYTES // max(1, feed_bytes), feeds // _CHUNKS))
+        return least << (most // least).bit_length() - 1
 
-    def keep(self, chunks: Sequence[Kept]) -> list[Kept]:
+    def valid_of(self, size: int) -> list[np.ndarray]:
+        """For chunks of this size, which of their feeds are there for the first time."""
+        feeds = sum(int(v.sum()) for v in self.valid)
+        count = -(-sum(map(len, self.valid)) // size)
+        return list((np.arange(count * size) < feeds).reshape(count, size))
+
+    def keep(self, chunks: Iterable[Kept]) -> list[Kept]:
         """The chunks of a tensor, read from disk when they are needed if there is a folder."""
         return list(chunks) if self.folder is None else [self._on_disk(c, self.folder) for c in chunks]
 

@@ -6,15 +6,20 @@ for one residual block serves all of its shape.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jq.finetune.means import activation
 from jq.graph import Graph, Node, Value
 from jq.passes.edit import rename
 from jq.placement import absorbed
@@ -45,12 +50,25 @@ class Unit:
     outputs: tuple[str, ...]
     pattern: Pattern
     names: Mapping[str, str]  # of tensors, in the pattern
+    feed_bytes: int  # of its largest tensor, of one feed
 
     @property
     def label(self) -> str:
         """How messages call it."""
         found = self.layers or self.nodes
         return found[0].label if len(found) == 1 else f"{found[0].label} .. {found[-1].label}"
+
+    @property
+    def layer(self) -> int | None:
+        """Which node is the unit's one layer, if it has just one."""
+        return self.nodes.index(self.layers[0]) if len(self.layers) == 1 else None
+
+    @functools.cached_property
+    def watched(self) -> int | None:
+        """The layer, if it goes on in an activation, after which its means are not what its form says."""
+        if self.layer is None or not activation(self.pattern.graph, self.pattern.graph.nodes[self.layer]).nodes:
+            return None
+        return self.layer
 
     def inside(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the network's values that the pattern has, by its names."""
@@ -72,6 +90,20 @@ class Unit:
         )
 
 
+_compilers: contextvars.ContextVar[Executor | None] = contextvars.ContextVar("compilers", default=None)
+
+
+@contextlib.contextmanager
+def rehearsing() -> Iterator[None]:
+    """In this thread programs are compiled for their arguments, by others, and not run: they return zeros."""
+    with ThreadPoolExecutor() as pool:
+        token = _compilers.set(pool)
+        try:
+            yield
+        finally:
+            _compilers.reset(token)
+
+
 def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for the first of its arguments, of which the first is a pattern.
 
@@ -80,12 +112,18 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.lru_cache(maxsize=_PROGRAMS)
-        def compiled(*static: Any) -> Callable[..., Any]:
-            return jax.jit(functools.partial(fn, *static))
+        def compiled(*static: Any) -> tuple[Any, list[Future[Any]]]:
+            return jax.jit(functools.partial(fn, *static)), []
 
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:
-            return compiled(*arguments[:statics])(*arguments[statics:])
+            (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
+            if pool := _compilers.get():
+                lowered = run.lower(*given)
+                coming.append(pool.submit(lowered.compile))
+                return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), lowered.out_info)
+            wait(coming)
+            return run(*given)
 
         return call
 
@@ -186,7 +224,13 @@ def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
         tuple(outputs),
         _pattern(graph, nodes, inputs, outputs, names),
         names,
+        max((_bytes(graph.values[t]) for t in (*inputs, *made) if t in graph.values), default=1),
     )
+
+
+def _bytes(value: Value) -> int:
+    """Of one feed; its free dims count as one."""
+    return 4 * math.prod(d for d in value.shape or () if isinstance(d, int))
 
 
 def _pattern(

@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import functools
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.fake import fake_quant
-from jq.finetune.streams import Kept, Store
-from jq.finetune.units import Pattern, Unit, program
+from jq.finetune.means import Means, means
+from jq.finetune.streams import Kept, Store, regrouped
+from jq.finetune.units import Pattern, Unit, program, rehearsing
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.trace import trace
@@ -31,6 +33,7 @@ from jq.trace import trace
 Array = Any
 Tensors = dict[str, Kept]
 _AT_ONCE = 2  # chunks
+_AHEAD = 4  # units that are compiled before it is their turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,8 +49,15 @@ class Site:
     floats: list[Tensors]  # inputs in the float network
     codes: list[Tensors]  # and in the quantized one
     targets: list[Tensors]  # outputs of the float network
+    means: list[Any]  # and of its one layer, in the float network
     valid: list[np.ndarray]  # of each chunk, which of its feeds are not there twice
     index: int
+    feeds: int  # how many there are in all chunks
+
+    def quantized_means(self, chunks: slice) -> Means:
+        """Those of the unit's one layer, of some chunks."""
+        step = functools.partial(_quantized_means, self.unit.pattern, self.unit.watched, self.params, self.plan)
+        return added(over_chunks(step, self.codes[chunks], self.valid[chunks]))
 
     def replace(self, **changes: Any) -> Site:
         """A copy with some fields changed."""
@@ -77,22 +87,29 @@ def walk(
     *,
     skip: Mapping[int, tuple[dict[str, Any], dict[str, QParams]]] | None = None,
     done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
+    limit: int | None = None,
 ) -> tuple[dict[str, Any], Plan]:
     """Return params and plan after every unit is tuned in turn.
 
     `done` hears of each unit what changed, and says whether there is time for more; those left are only passed.
-    `skip` holds what an earlier run changed.
+    `skip` holds what an earlier run changed. `limit` is how many chunks are used, all by default.
     """
     params, goes_on = dict(params), True
-    floats = {k: [Kept.halved(jnp.asarray(x)) for x in chunks] for k, chunks in store.inputs.items()}
-    codes = {
-        k: [Kept.quantized(jnp.asarray(x), plan.activations.get(k)) for x in chunks]
-        for k, chunks in store.inputs.items()
-    }
+    inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
+    floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
+    codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
+    del inputs
     last = {t: i for i, unit in enumerate(parts) for t in unit.inputs}
+    valid = store.valid[:limit]
     for i, unit in enumerate(parts):
         start, names = time.perf_counter(), unit.names
-        read = functools.partial(_read, unit.inputs, names, range(store.count))
+        if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
+            floats, codes = (
+                {t: store.keep(itertools.islice(regrouped(chunks, size), limit)) for t, chunks in stream.items()}
+                for stream in (floats, codes)
+            )
+            valid = store.valid_of(size)[:limit]
+        read = functools.partial(_read, unit.inputs, names, range(len(valid)))
         given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
         site = Site(
             unit=unit,
@@ -104,10 +121,14 @@ def walk(
             floats=read(floats),
             codes=read(codes),
             targets=[],
-            valid=store.valid,
+            means=[],
+            valid=valid,
             index=i,
+            feeds=sum(map(len, store.valid)),
         )
-        site = site.replace(targets=list(over_chunks(functools.partial(_floating, unit.pattern, given), site.floats)))
+        step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
+        targets, found = zip(*over_chunks(step, site.floats, valid), strict=True)
+        site = site.replace(targets=list(targets), means=list(found))
         if skip is not None and i in skip:
             arrays, scales = skip[i]
             site = site.replace(params=site.params | unit.inside(arrays)).replace(
@@ -135,6 +156,36 @@ def walk(
     return params, plan
 
 
+@contextlib.contextmanager
+def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[], None]]:
+    """Compile what a walk with these arguments needs in another thread, a few units ahead of it.
+
+    What is yielded tells of each unit that the walk has done.
+    """
+    graph, params, plan, parts, store, tune = arguments
+    room, over = threading.Semaphore(_AHEAD), threading.Event()
+
+    def ahead(*_: Any) -> bool:
+        room.acquire()
+        if over.is_set():
+            raise InterruptedError
+        return True
+
+    def rehearse() -> None:
+        with rehearsing(), contextlib.suppress(Exception):  # whatever is wrong, the walk itself will say
+            first = dataclasses.replace(store, folder=None)
+            walk(graph, params, plan, parts, first, tune, skip=skip, done=ahead, limit=1)
+
+    thread = threading.Thread(target=rehearse, daemon=True)
+    thread.start()
+    try:
+        yield room.release
+    finally:
+        over.set()
+        room.release()
+        thread.join()
+
+
 def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[Any]:
     """A step of each chunk, in order, two at once: XLA's CPU backend leaves cores idle on one."""
     first, *rest = zip(*chunks, strict=True)
@@ -153,8 +204,8 @@ def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[An
 
 
 def added(parts: Iterable[Any]) -> Any:
-    """The sum of what chunks gave."""
-    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
+    """The sum of what chunks gave: it is small, so the host adds it, for which nothing is compiled."""
+    return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), parts)
 
 
 def _release() -> None:
@@ -172,15 +223,31 @@ def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
     return {k: v.value for k, v in tensors.items()}
 
 
-@program(1)
-def _floating(pattern: Pattern, params: Mapping[str, Array], inputs: Tensors) -> Tensors:
-    outputs = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
-    return {k: Kept.halved(v) for k, v in outputs.items()}
+@program(2)
+def _floating(
+    pattern: Pattern, layer: int | None, params: Mapping[str, Array], results: Mapping[str, QParams], inputs: Tensors,
+    valid: Array,
+) -> tuple[Tensors, Means | None]:  # fmt: skip
+    """What the float network makes of a chunk, and the means of its one layer."""
+    made = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
+    kept = {k: Kept.halved(v, results.get(k)) for k, v in made.items()}
+    if layer is None:
+        return kept, None
+    found = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
+    return kept, found.flat()
 
 
 @program(1)
 def _quantized(
     pattern: Pattern, params: Mapping[str, Array], plan: Plan, results: Mapping[str, QParams], inputs: Tensors
 ) -> Tensors:
-    outputs = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(inputs))
-    return {k: Kept.quantized(v, results.get(k)) for k, v in outputs.items()}
+    made = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(inputs))
+    return {k: Kept.quantized(v, results.get(k)) for k, v in made.items()}
+
+
+@program(2)
+def _quantized_means(
+    pattern: Pattern, layer: int, params: Mapping[str, Array], plan: Plan, inputs: Tensors, valid: Array
+) -> Means:
+    read = lambda graph: functools.partial(fake_quant(graph), params, plan)  # noqa: E731
+    return means(read, pattern.graph, layer, values(inputs), valid)

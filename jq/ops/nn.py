@@ -69,12 +69,24 @@ def _conv_of_means(w: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -
 
 
 def _conv_rows(x: Array, w: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
+    """By one gather of padded images: a slice for each tap would copy them as often."""
     groups, names = attrs.get("group", 1), ("strides", "dilations", "pads", "auto_pad")
     given = {k: attrs[k] for k in names if k in attrs}
-    window = windows(x.shape[2:], w.shape[2:], **{"strides": None, "dilations": None, "pads": None, **given})
-    taps = kernels.taps(jnp.moveaxis(x, 1, -1), w.shape[2:], *window, 0)
-    rows = jnp.stack([_at_places(part, places) for _, part in taps], axis=1)
-    return jnp.moveaxis(rows.reshape(*rows.shape[:2], groups, -1), 2, -1).reshape(rows.shape[0], -1, groups)
+    strides, dilations, pads = windows(
+        x.shape[2:], w.shape[2:], **{"strides": None, "dilations": None, "pads": None, **given}
+    )
+    images = lax.pad(jnp.moveaxis(x, 1, -1), jnp.zeros((), x.dtype), [(0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)])
+    size = images.shape[1:-1]
+    counts = [
+        (s - (k - 1) * d - 1) // st + 1 for s, k, d, st in zip(size, w.shape[2:], dilations, strides, strict=True)
+    ]
+    start, tap = (
+        np.ravel_multi_index(np.indices(dims).reshape(len(dims), -1) * np.reshape(steps, (-1, 1)), size)
+        for dims, steps in ((counts, strides), (w.shape[2:], dilations))
+    )
+    pixels = (start if places is None else start[places])[:, None] + tap
+    rows = images.reshape(len(images), -1, groups, images.shape[-1] // groups)[:, pixels]
+    return jnp.moveaxis(rows, 3, -1).reshape(-1, rows.shape[2] * rows.shape[4], groups)
 
 
 def _at_places(images: Array, places: np.ndarray | None) -> Array:
@@ -85,23 +97,17 @@ def _at_places(images: Array, places: np.ndarray | None) -> Array:
 
 def _conv_columns(w: Array, attrs: Mapping[str, Any]) -> Array:
     groups, rank = attrs.get("group", 1), w.ndim
-    columns = jnp.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
-    order = (0, *range(3, rank + 1), 2, 1)
-    return jnp.transpose(columns, order).reshape(groups, -1, w.shape[0] // groups)
+    columns = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    return columns.transpose(0, *range(3, rank + 1), 2, 1).reshape(groups, -1, w.shape[0] // groups)
 
 
 def _conv_weights(columns: Array, shape: Sequence[int], attrs: Mapping[str, Any]) -> Array:
     rank = len(shape)
-    apart = jnp.reshape(columns, (columns.shape[0], *shape[2:], shape[1], columns.shape[-1]))
-    return jnp.transpose(apart, (0, rank, rank - 1, *range(1, rank - 1))).reshape(shape)
+    apart = columns.reshape(columns.shape[0], *shape[2:], shape[1], columns.shape[-1])
+    return apart.transpose(0, rank, rank - 1, *range(1, rank - 1)).reshape(shape)
 
 
-def _conv_results(y: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
-    pixels, groups = _at_places(jnp.moveaxis(y, 1, -1), places), attrs.get("group", 1)
-    return jnp.moveaxis(pixels.reshape(len(pixels), groups, -1), 1, -1)
-
-
-_CONV_PRODUCTS = Linear("w", _conv_rows, _conv_columns, _conv_weights, _conv_results)
+_CONV_PRODUCTS = Linear("w", _conv_rows, _conv_columns, _conv_weights)
 
 
 @op(
@@ -506,7 +512,6 @@ _GEMM_PRODUCTS = Linear(
     _gemm_rows,
     _gemm_columns,
     _gemm_weights,
-    results=lambda y, attrs, places: y[..., None],
     when=lambda attrs, rank: not attrs.get("transA", 0),
 )
 _MATMUL_PRODUCTS = Linear(
@@ -514,7 +519,6 @@ _MATMUL_PRODUCTS = Linear(
     _matmul_rows,
     columns=lambda b, attrs: b[None],
     weights=lambda columns, shape, attrs: columns[0],
-    results=lambda y, attrs, places: _matmul_rows(y, y, attrs, places),
     when=lambda attrs, rank: rank == 2,
 )
 
