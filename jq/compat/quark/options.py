@@ -11,6 +11,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod
@@ -197,11 +198,14 @@ def _noted(quiet: Any, what: str) -> Option:
 
 
 def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
-    found = {CalibrationMethod.MinMax: "minmax", ExtendedCalibrationMethod.MinMSE: "mse"}
-    if value is not None and value not in found:
+    found: Mapping[Enum, str] = {CalibrationMethod.MinMax: "minmax", ExtendedCalibrationMethod.MinMSE: "mse"}
+    if value is None:
+        return
+    if not isinstance(value, Enum) or value not in found:
         raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, found))}")
-    if value is not None and draft["scale"] == "float":
-        draft["weight_method"] = found[value]
+    if draft["scale"] != "float":
+        raise ConfigError(f"{name} is of float scales; powers of two are found for weights as for activations")
+    draft["weight_method"] = found[value]
 
 
 def _bins(draft: Draft, name: str, value: Any) -> None:
@@ -218,8 +222,11 @@ def _moving_average(draft: Draft, name: str, value: Any) -> None:
 
 
 def _moving_constant(draft: Draft, name: str, value: Any) -> None:
-    if draft["moving_average"] is not None:
-        draft["moving_average"] = _number(name, value)
+    constant = _number(name, value)
+    if draft["moving_average"] is None:
+        draft.notes.append(f"{name}={value!r} has no effect without CalibMovingAverage=True")
+    else:
+        draft["moving_average"] = constant
 
 
 def _range_symmetric(draft: Draft, name: str, value: Any) -> None:
@@ -316,8 +323,8 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ActivationScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "WeightScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "BF16WithClip": _refused("values beyond bfloat16 become infinite"),
-    "BF16QDQToCast": _refused("bfloat16 is written as the vendor's quantizers"),
-    "EnableVaimlBF16": _refused("bfloat16 is written as the vendor's quantizers"),
+    "BF16QDQToCast": _noted(True, "bfloat16 is written as Casts; the numbers are the same"),
+    "EnableVaimlBF16": _refused("bfloat16 is written as Casts between float32 operators"),
     "UseMatMulNBits": _refused("jq quantizes no weights to 4 bits in groups"),
     "MatMulNBitsParams": _refused("jq quantizes no weights to 4 bits in groups"),
     # Biases

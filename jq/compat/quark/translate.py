@@ -155,6 +155,11 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
             f"enable_npu_cnn=True with calibrate_method={settings.calibrate_method}: the NPU has scales that are powers "
             "of two; take PowerOfTwoMethod.MinMSE or NonOverflow"
         )
+    if settings.quant_format == VitisQuantFormat.FixNeuron and not power:
+        raise ConfigError(
+            f"quant_format=VitisQuantFormat.FixNeuron with calibrate_method={settings.calibrate_method}: a FixNeuron holds "
+            "one power of two; take a PowerOfTwoMethod, or QuantFormat.QDQ"
+        )
     plain = isinstance(settings.quant_format, QuantFormat) and not settings.enable_npu_transformer
     draft = Draft(presets["XINT8" if settings.enable_npu_cnn else "INT8_CNN_DEFAULT" if plain else "A8W8"], graph)
     integers = isinstance(activation, Integer) and isinstance(weight, Integer)
@@ -289,7 +294,7 @@ _PARAMS = {"adaround": DEFAULT_ADAROUND_PARAMS, "adaquant": DEFAULT_ADAQUANT_PAR
 
 def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] | None = None) -> None:
     name = given.get("OptimAlgorithm", "adaround")
-    if name not in _PARAMS:
+    if not isinstance(name, str) or name not in _PARAMS:
         raise ConfigError(f"OptimAlgorithm is {name!r}; there are {', '.join(_PARAMS)}.{suggest(str(name), _PARAMS)}")
     draft["finetune"] = name
     draft.usual = usual or {**_parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}

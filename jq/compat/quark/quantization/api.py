@@ -13,7 +13,7 @@ from onnx import ModelProto
 from jq.compat.quark.quantization.config.algorithm import AlgoConfig
 from jq.compat.quark.quantization.config.config import Config, QConfig
 from jq.compat.quark.translate import translate
-from jq.data import open_source
+from jq.data import open_source, readable_again
 from jq.errors import ConfigError
 from jq.onnx_read import load
 from jq.pipeline import quantize
@@ -57,11 +57,12 @@ class ModelQuantizer:
         for note in found.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         data = calibration_data_reader if calibration_data_path is None else calibration_data_path
-        if found.random:
-            data = None
-        if found.samples is not None and found.config.calibrates:
+        data = None if found.random else data
+        if found.config.calibrates and found.samples is not None:
             source = open_source(data, graph.inputs, seed=found.config.seed)
             data = list(itertools.islice(source.feeds(), found.samples))
+        elif found.config.calibrates and data is not None:
+            data = readable_again(data, graph.inputs)  # readers of Quark's guides can be read once
         result = quantize(
             model_input,
             data,
