@@ -162,6 +162,10 @@ def test_other_fields(graph: jq.Graph) -> None:
     assert (found.dynamic, found.weight, found.weight_symmetric) == (True, formats.INT8, True)
     with pytest.raises(ConfigError, match="per_channel"):
         of(graph, per_channel=True)
+    with pytest.raises(ConfigError, match="not for the NPU"):
+        of(graph, use_dynamic_quant=True)
+    with pytest.raises(ConfigError, match="include_cle is 'yes'; expected True or False"):
+        of(graph, include_cle="yes")
 
 
 def test_every_field_counts(graph: jq.Graph) -> None:
@@ -329,6 +333,10 @@ def test_finetuning_counts_relative_to_the_vendors_defaults(graph: jq.Graph) -> 
     assert found.finetune_rate == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         tuned({"OptimAlgorithm": "adarond"})
+    with pytest.raises(ConfigError, match="NumIterations=0"):
+        tuned({"NumIterations": 0})
+    with pytest.raises(ConfigError, match="finetune_rate"):
+        tuned({"LearningRate": float("nan")})
     with pytest.raises(ConfigError, match="DropRatio"):
         tuned({"DropRatio": 0.5})
     params = {"MemOptLevel": 2, "CacheDir": "cache", "OptimDevice": "cuda:0"}
@@ -395,16 +403,28 @@ def test_layers(graph: jq.Graph) -> None:
         graph,
         same,
         specific_layer_config={QLayerConfig(weight=Int16Spec(), bias=Int32Spec()): [convolutions[2]]},
-        layer_type_config={None: ["Gemm", "Absent"], QLayerConfig(output_tensors=Int16Spec()): ["MaxPool"]},
+        layer_type_config={None: ["Gemm", "Absent"], QLayerConfig(output_tensors=Int16Spec()): ["Add"]},
         exclude=[convolutions[0], ([convolutions[3]], [convolutions[4]])],
     ).config
     assert dict(dict(found.overrides)[convolutions[2]])["weight"] == formats.INT16
     assert dict(dict(found.overrides)[convolutions[2]])["bias"] == "int32"
-    gemm, pool = (next(n.label for n in graph.nodes if n.op_type == t) for t in ("Gemm", "MaxPool"))
-    assert dict(dict(found.overrides)[pool])["activation"] == formats.INT16
-    assert found.exclude == (convolutions[0], gemm)
+    gemm, add = (next(n for n in graph.nodes if n.op_type == t) for t in ("Gemm", "Add"))
+    (relu,) = graph.consumers[add.outputs[0]]
+    assert relu.op_type == "Relu", "which is fused with the sum, so that its output is what is rounded"
+    assert dict(dict(found.overrides)[relu.label])["activation"] == formats.INT16
+    assert add.label not in dict(found.overrides)
+    assert found.exclude == (convolutions[0], gemm.label)
     assert found.exclude_subgraphs == (((convolutions[3],), (convolutions[4],)),)
-    with pytest.raises(ConfigError, match="reads an input of the model"):
+    assert newer(graph, same, layer_type_config={QLayerConfig(weight=Int16Spec()): ["Absent"]}).notes == (
+        "layer_type_config: the model has no Absent",
+    )
+    other = QLayerConfig(weight=Int16Spec(calibration_method=CalibMethod.MinMax))
+    (note,) = newer(graph, same, specific_layer_config={other: [convolutions[1]]}).notes
+    assert note.startswith("weight of some layers: calibration_method")
+    with pytest.raises(ConfigError, match="is an input of the model"):
         newer(graph, same, specific_layer_config={QLayerConfig(input_tensors=Int16Spec()): [convolutions[0]]})
+    normalization = next(n.label for n in graph.nodes if n.op_type == "BatchNormalization")
+    with pytest.raises(ConfigError, match="has left no such node"):
+        newer(graph, same, specific_layer_config={QLayerConfig(input_tensors=Int16Spec()): [normalization]})
     with pytest.raises(ConfigError, match="a bias is int32"):
         newer(graph, same, specific_layer_config={QLayerConfig(weight=same, bias=Int16Spec()): [convolutions[1]]})

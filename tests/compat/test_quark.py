@@ -132,27 +132,35 @@ def test_newer_config(by_name: Any) -> None:
 
 
 def test_layers_of_the_newer_config() -> None:
-    """Formats of some layers, and what their inputs are made with."""
-    convolutions = [n for n in onnx.load(MODEL).graph.node if n.op_type == "Conv"]
+    """Formats of some layers, of what they read and of what they make."""
+    convolutions = [n.name for n in onnx.load(MODEL).graph.node if n.op_type == "Conv"]
+    wide = QLayerConfig(input_tensors=Int16Spec(), weight=Int16Spec())
     config = QConfig(
         global_config=QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec()),
-        specific_layer_config={QLayerConfig(input_tensors=Int16Spec(), weight=Int16Spec()): [convolutions[1].name]},
+        specific_layer_config={wide: [convolutions[1]], QLayerConfig(output_tensors=Int16Spec()): [convolutions[5]]},
         layer_type_config={None: ["Gemm"]},
         extra_options={"PrintSummary": False},
     )
     model = quark.ModelQuantizer(config).quantize_model(MODEL, calibration_data_reader=ListReader())
     maker = {o: n for n in model.graph.node if n.op_type == "DequantizeLinear" for o in n.output}
     types = {i.name: i.data_type for i in model.graph.initializer}
+    readers = {name: n for n in model.graph.node for name in n.input}
+    nodes = {n.name: n for n in model.graph.node if n.op_type in ("Conv", "Gemm")}
 
-    def formats(node: onnx.NodeProto) -> list[int | None]:
+    def read(node: onnx.NodeProto) -> list[int | None]:
         return [types.get(maker[name].input[2]) if name in maker else None for name in node.input[:2]]
 
-    found = {n.name: formats(n) for n in model.graph.node if n.op_type in ("Conv", "Gemm")}
+    def made(node: onnx.NodeProto) -> int:
+        while node.op_type != "QuantizeLinear":
+            node = readers[node.output[0]]
+        return types[node.input[2]]
+
     int8, int16 = onnx.TensorProto.INT8, onnx.TensorProto.INT16
-    assert found[convolutions[0].name] == [int8, int8]
-    assert found[convolutions[1].name] == [int16, int16]
-    (gemm,) = (v for k, v in found.items() if k not in {c.name for c in convolutions})
-    assert gemm[1] is None
+    assert read(nodes[convolutions[0]]) == [int8, int8]
+    assert read(nodes[convolutions[1]]) == [int16, int16]
+    assert [made(nodes[name]) for name in convolutions[4:7]] == [int8, int16, int8]
+    (gemm,) = (n for n in nodes.values() if n.op_type == "Gemm")
+    assert read(gemm)[1] is None
 
 
 def test_data_from_a_path_and_a_number_of_samples(tmp_path: Path, by_name: Any) -> None:
@@ -173,6 +181,7 @@ def test_a_summary_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fashion_resnet.onnx" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what VINT8 does otherwise
 def test_random_data_are_said() -> None:
     config = get_default_config("VINT8")  # calibrates on random data whatever there are
     config.print_summary = False

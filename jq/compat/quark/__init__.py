@@ -3,8 +3,16 @@
 >>> from jq.compat.quark import Config, ModelQuantizer, get_default_config
 >>> quantizer = ModelQuantizer(Config(global_quant_config=get_default_config("XINT8")))
 
-What jq computes is its own: the same formats, operators and constraints, with better rounding, equalization and biases.
-`jq.compat.quark.options` says for every option what becomes of it.
+What jq computes is its own, for the same formats, operators and constraints:
+
+- Options are Quark's; `jq.compat.quark.options` has a row for each, with what it becomes or why it cannot be had. What
+  jq does in another way is a warning.
+- Equalization and bias correction are those of `jq.equalize` and `jq.correct_biases`; the latter is on where Quark's is
+  off, and `extra_options={"BiasCorrection": False}` turns it off.
+- AdaRound and AdaQuant work on the quadratic form of a layer's error over all calibration data, not on batches of one
+  or two samples. So Quark's default numbers stand for jq's own, and others count relative to them: twice as many
+  NumIterations are twice as many steps. Biases are always tuned too, and what does not lessen the error is not kept.
+- Statistics come from the values themselves; `extra_options={"NumBins": 2048}` takes Quark's histogram.
 """
 
 from typing import Any

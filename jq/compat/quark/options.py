@@ -8,6 +8,7 @@ the option is not as Quark has it by default.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from jq.finetune.adaround import AdaRound
 from jq.formats import Integer
 from jq.graph import Graph
 from jq.passes.npu import FORMS, STRUCTURE
+from jq.prepare import prepare
 
 
 @dataclasses.dataclass
@@ -44,6 +46,11 @@ class Draft:
 
     def __setitem__(self, field: str, value: Any) -> None:
         self.changes[field] = value
+
+    @functools.cached_property
+    def cleaned(self) -> Graph:
+        """The graph as it is calibrated, but for the NPU's rewrites."""
+        return prepare(self.graph)
 
     def exclude(self, nodes: list[str]) -> None:
         """Leave nodes of these names out."""
@@ -282,6 +289,12 @@ def _random(draft: Draft, name: str, value: Any) -> None:
     draft.random = _flag(name, value)
 
 
+def _preference(draft: Draft, name: str, value: Any) -> None:
+    known = ("accuracy", "speed", "resource_efficiency")
+    if value is not None and value not in known:
+        raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+
+
 def _read_by(function: str, effect: str) -> Option:
     """What is read together with other options, in `jq.compat.quark.translate`."""
     return Option(f"{effect} (see translate.{function})", lambda draft, name, value: None)
@@ -356,8 +369,8 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "CalibOptimizeMem": _hint("memory does not grow with the data"),
     "CalibWorkerNum": _hint("all cores compute"),
     "TmpDir": _hint("calibration keeps nothing in files"),
-    "QuantizationPreference": _only(
-        None, "accuracy", "speed", "resource_efficiency", why="these words choose between settings jq has not"
+    "QuantizationPreference": Option(
+        "no number depends on it: what it chooses for accuracy is always so here", _preference
     ),
     # The graph
     "SimplifyModel": _noted(True, _SIMPLE),
@@ -487,12 +500,15 @@ FIELDS: Mapping[str, Option] = {
 _OWN: Mapping[str, Any] = {"adaround": AdaRound(), "adaquant": AdaQuant()}
 
 
-def _relative(field: str, own: str) -> Option:
-    def change(draft: Draft, name: str, value: Any) -> None:
-        found = getattr(_OWN[draft["finetune"]], own) * (_number(name, value) / draft.usual[name])
-        draft[field] = max(1, round(found)) if own == "steps" else found
+def _steps(draft: Draft, name: str, value: Any) -> None:
+    count = _count(name, value)
+    if not count:
+        raise ConfigError(f"{name}=0: expected at least 1")
+    draft["finetune_steps"] = max(1, round(_OWN[draft["finetune"]].steps * count / draft.usual[name]))
 
-    return Option(f"sets {field}: so much more or less than its default as {own} here than Quark's", change)
+
+def _rate(draft: Draft, name: str, value: Any) -> None:
+    draft["finetune_rate"] = _OWN[draft["finetune"]].learning_rate * (_number(name, value) / draft.usual[name])
 
 
 def _on_disk(draft: Draft, name: str, value: Any) -> None:
@@ -510,12 +526,12 @@ _DEVICE = _noted("cpu", "JAX computes, on the device that it finds")
 
 FAST_FINETUNE: Mapping[str, Option] = {
     "OptimAlgorithm": _read_by("_finetune", "sets finetune"),
-    "NumIterations": _relative("finetune_steps", "steps"),
-    "LearningRate": _relative("finetune_rate", "learning_rate"),
+    "NumIterations": Option("sets finetune_steps: as many times jq's own number as it is Quark's", _steps),
+    "LearningRate": Option("sets finetune_rate: as many times jq's own as it is Quark's", _rate),
     "BatchSize": _sets("finetune_batch", _count),
     "FixedSeed": _sets("seed", _count),
     "DropRatio": _only(1.0, why="layers are tuned on what the quantized network makes; finetune='block' mixes"),
-    "DataSize": _hint("the data of calibration are used, all of them"),
+    "DataSize": _noted(None, "all data of calibration are used"),
     "NumBatches": _only(1, why="a step sees one batch, or all data"),
     "EarlyStop": _hint("the number of steps is small, and what does not lessen the error is not kept"),
     "SelectiveUpdate": _hint("what does not lessen a layer's error is not kept"),

@@ -35,8 +35,7 @@ from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, suggest
 from jq.formats import Block, Format, Integer
 from jq.graph import Graph
-from jq.placement import rule_of
-from jq.prepare import prepare
+from jq.placement import absorbed, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +70,10 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
     extra = _options("extra_options", settings.extra_options)
     settings = dataclasses.replace(settings, **{AS_FIELDS[k]: extra.pop(k) for k in [*extra] if k in AS_FIELDS})
     extra.setdefault("MatMulConstBOnly", settings.enable_npu_transformer)
+    _check_switches(settings)
     draft = _family(settings, extra, graph)
     apply(FIELDS, {name: getattr(settings, name) for name in FIELDS}, draft, "QuantizationConfig")
-    _choose_nodes(settings, extra, draft)
+    _choose_nodes(settings, draft)
     apply(EXTRA_OPTIONS, extra, draft, "extra_options")
     _check_fused(extra)
     if settings.include_fast_ft:
@@ -101,6 +101,13 @@ def _options(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} is a {type(given).__name__}; expected options by name")
     return dict(given)
+
+
+def _check_switches(settings: QuantizationConfig) -> None:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise ConfigError(f"{field.name} is {value!r}; expected True or False")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -139,14 +146,16 @@ _ATTENTION = ("Gemm", "MatMul")  # what enable_npu_transformer quantizes
 
 def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph) -> Draft:
     """The preset that has the placement and the rewrites of one of Quark's quantizers, with formats and scales."""
+    _known("quant_format", settings.quant_format, _FILES)
     if settings.use_dynamic_quant:
+        if settings.enable_npu_cnn or settings.enable_npu_transformer:
+            raise ConfigError("use_dynamic_quant=True: scales that are found as the model runs are not for the NPU")
         draft = Draft(presets["UINT8_DYNAMIC_QUANT"], graph)
         draft["weight"] = _type("weight_type", settings.weight_type, extra)
         draft["weight_symmetric"] = _symmetric("WeightSymmetric", extra, draft["weight"].signed)
         draft["per_channel"] = settings.per_channel
         return draft
     scale, method = _known("calibrate_method", settings.calibrate_method, _METHODS)
-    _known("quant_format", settings.quant_format, _FILES)
     activation = _type("activation_type", settings.activation_type, extra)
     weight = _type("weight_type", settings.weight_type, extra)
     power = scale == "power_of_two"
@@ -237,7 +246,7 @@ def _block(option: str, extra: Mapping[str, Any], known: Sequence[tuple[Mapping[
     raise ConfigError(f"{option} is {given!r}, of no format that jq has. There are {blocks}")
 
 
-def _choose_nodes(settings: QuantizationConfig, extra: Mapping[str, Any], draft: Draft) -> None:
+def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
     """Which nodes are quantized."""
     graph = draft.graph
     if types := names("op_types_to_quantize", settings.op_types_to_quantize):
@@ -395,38 +404,52 @@ def _inputs(layer: QLayerConfig) -> QTensorConfig | None:
 def _layers(config: QConfig, draft: Draft) -> None:
     """What holds for some layers only, as overrides of nodes."""
     graph = draft.graph
-    for layer, types in config.layer_type_config.items():
-        found = [n.label for n in graph.nodes if n.op_type in names("layer_type_config", types)]
+    for layer, given in config.layer_type_config.items():
+        types = names("layer_type_config", given)
+        found = [n.label for n in graph.nodes if n.op_type in types]
+        if not found:
+            draft.notes.append(f"layer_type_config: the model has no {' or '.join(types)}")
         if layer is None:
             draft.exclude(found)
         else:
-            _override(layer, found, config, draft)
+            _override(layer, found, config.global_config, draft)
     for layer, given in config.specific_layer_config.items():
-        _override(layer, _matching("specific_layer_config", given, graph), config, draft)
+        _override(layer, _matching("specific_layer_config", given, graph), config.global_config, draft)
 
 
-def _override(layer: QLayerConfig, nodes: list[str], config: QConfig, draft: Draft) -> None:
-    """Formats of a node's weights and outputs are options of it; that of its inputs is one of the nodes that make them."""
+def _override(layer: QLayerConfig, nodes: Sequence[str], everywhere: QLayerConfig, draft: Draft) -> None:
+    """A node's weights have its own options, and so has what it makes; what it reads has those of other nodes."""
     options: dict[str, Any] = {}
     if layer.weight is not None:
-        options |= {"weight": layer.weight.data_type.value, "weight_symmetric": layer.weight.symmetric}
+        _check_alike("weight", layer.weight, everywhere.weight, draft)
+        channels = layer.weight.quant_granularity == QuantGranularity.Channel
+        options = {"weight": layer.weight.data_type.value, "weight_symmetric": layer.weight.symmetric}
+        options |= {"per_channel": channels}
     if layer.bias is not None:
         options["bias"] = _bias(layer)
-    if layer.output_tensors is not None:
-        options |= _made(layer.output_tensors)
-    inputs, usual = _inputs(layer), _inputs(config.global_config)
-    assert usual is not None  # `_older` has seen to it
-    for node in nodes:
-        if options:
-            draft.override(literal(node), **options)
-    if inputs is not None and _made(inputs) != _made(usual):
-        cleaned = prepare(draft.graph)  # what makes a tensor there makes it in the end
-        for maker in _makers(nodes, cleaned):
-            draft.override(literal(maker), **_made(inputs))
+    for name in nodes if options else ():
+        draft.override(literal(name), **options)
+    usual = _inputs(everywhere)
+    for role, spec in (("input_tensors", _inputs(layer)), ("output_tensors", layer.output_tensors)):
+        if spec is None or (role == "input_tensors" and _made(spec) == _made(usual)):
+            continue
+        _check_alike(role, spec, usual, draft)
+        for name in nodes:
+            for maker in _makers(name, role, draft):
+                draft.override(literal(maker), **_made(spec))
 
 
-def _made(spec: QTensorConfig) -> dict[str, Any]:
-    return {"activation": spec.data_type.value, "symmetric": spec.symmetric}
+def _check_alike(role: str, spec: QTensorConfig, usual: QTensorConfig | None, draft: Draft) -> None:
+    """Of integers, the format is a layer's own, the way to a scale that of the whole model, as in Quark."""
+    if usual is None or not isinstance(spec.data_type.value, Integer):
+        return
+    for field in ("scale_type", "calibration_method"):
+        if getattr(spec, field) != getattr(usual, field):
+            draft.notes.append(f"{role} of some layers: {field} is that of global_config, {getattr(usual, field)}")
+
+
+def _made(spec: QTensorConfig | None) -> dict[str, Any]:
+    return {} if spec is None else {"activation": spec.data_type.value, "symmetric": spec.symmetric}
 
 
 def _bias(layer: QLayerConfig) -> str:
@@ -438,22 +461,25 @@ def _bias(layer: QLayerConfig) -> str:
     raise ConfigError(f"bias of {layer.bias.data_type}: a bias is int32, or has the format of its layer's weight")
 
 
-def _makers(nodes: Iterable[str], graph: Graph) -> list[str]:
-    """The nodes that make what these read."""
-    wanted, found = set(nodes), []
-    for node in graph.nodes:
-        if node.label not in wanted:
+def _makers(name: str, role: str, draft: Draft) -> list[str]:
+    """The nodes whose options are those of what a node reads, or makes."""
+    graph, found = draft.cleaned, []
+    node = next((n for n in graph.nodes if n.label == name), None)
+    if node is None:
+        raise ConfigError(f"{role} of node {name!r}: simplification has left no such node")
+    fused = absorbed(graph) if draft["fuse_activations"] else {}
+    for tensor in node.outputs if role == "output_tensors" else node.inputs:
+        if not tensor or tensor in graph.arrays:
             continue
-        for tensor in node.inputs:
-            if not tensor or tensor in graph.arrays:
-                continue
-            maker = graph.producer.get(tensor)
-            while maker is not None and (rule := rule_of(graph, maker)) is not None and rule.shares:
-                maker = graph.producer.get(maker.inputs[0])  # values that only move have the scale where they come from
-            if maker is None:
-                raise ConfigError(
-                    f"input_tensors of node {node.label!r}: it reads an input of the model, whose format is that of "
-                    "global_config"
-                )
-            found.append(maker.label)
+        while tensor in fused:  # what is rounded is the activation behind it
+            tensor = fused[tensor].outputs[0]
+        maker = graph.producer.get(tensor)
+        while maker is not None and (rule := rule_of(graph, maker)) is not None and rule.shares:
+            maker = graph.producer.get(maker.inputs[0])  # values that only move have the scale where they come from
+        if maker is None or {v.name for v in graph.inputs} & {*maker.inputs}:
+            raise ConfigError(
+                f"{role} of node {name!r}: {tensor!r} is an input of the model or made from one, and an input has the "
+                "format that is global_config's"
+            )
+        found.append(maker.label)
     return found
