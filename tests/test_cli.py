@@ -196,6 +196,23 @@ def test_quantize(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration
     assert report.read_text().startswith("<!doctype html>")
 
 
+def test_quantize_as_tutorials_spell_it(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    ours, theirs = tmp_path / "ours.onnx", tmp_path / "theirs.onnx"
+    tutorial = ("--model_input", MODEL, "--model_output", str(theirs), "--calibration_dataset_path", calibration)
+    assert run(capfd, "quantize", MODEL, "--data", calibration, "-o", str(ours))[0] == 0
+    assert run(capfd, "quantize", *tutorial)[0] == 0
+    assert ours.read_bytes() == theirs.read_bytes()
+    recovery = ("--cross_layer_equalization", "--fast_finetune", "--set", "cle=false", "--show-config")
+    _, out, _ = run(capfd, "quantize", *tutorial, *recovery)
+    assert [json.loads(out)[name] for name in ("cle", "finetune")] == [True, "adaround"]
+    _, out, _ = run(capfd, "quantize", *tutorial, "--config", "XINT8_ADAQUANT", "--fast_finetune", "--show-config")
+    assert json.loads(out)["finetune"] == "adaquant"
+    for models in ((), (MODEL, "--model_input", MODEL)):
+        code, out, err = run(capfd, "quantize", *models)
+        assert (code, out) == (2, "")
+        assert "expected one float ONNX file" in err
+
+
 def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
     output = str(tmp_path / "model.onnx")
     code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", output, "--json")

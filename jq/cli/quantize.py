@@ -11,14 +11,17 @@ import typer
 import jq
 from jq import files
 from jq.cli.application import app
-from jq.cli.options import Config, Data, FloatModel, config_of, seconds, setting, use_all_cores
+from jq.cli.options import Config, Data, config_of, seconds, setting, use_all_cores
 from jq.cli.show import show
 from jq.errors import ConfigError
 
+# Options that AMD's tutorials spell in another way.
+_TUTORIAL = {"model_output": "output", "calibration_dataset_path": "data"}
 
-@app.command()
+
+@app.command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(word, word)})
 def quantize(
-    model: FloatModel,
+    model: Annotated[Path | None, typer.Argument(help="A float ONNX file.", show_default=False)] = None,
     data: Data = None,
     config: Config = "XINT8",
     output: Annotated[
@@ -42,17 +45,30 @@ def quantize(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     show_config: Annotated[bool, typer.Option(help="Print the config as JSON and end.")] = False,
+    model_input: Annotated[Path | None, typer.Option("--model_input", hidden=True)] = None,
+    equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,
+    finetuned: Annotated[bool, typer.Option("--fast_finetune", hidden=True)] = False,
 ) -> None:
     """Quantize a model on calibration data: what the NPU runs, and what each tensor lost.
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
+
+    The options of AMD's tutorials are taken too: --model_input, --model_output, --calibration_dataset_path,
+    --cross_layer_equalization and --fast_finetune, which is AdaRound.
     """
     use_all_cores()
     budget = None if time_budget is None else seconds(time_budget)
     options = config_of(config).replace(**dict(setting(o) for o in option or ()))
+    options = options.replace(
+        cle=options.cle or equalized, finetune=options.finetune or ("adaround" if finetuned else None)
+    )
     if show_config:
         print(json.dumps(options.to_dict(), indent=2))
         return
+    given = [m for m in (model, model_input) if m is not None]
+    if len(given) != 1:
+        raise ConfigError(f"{len(given)} models; expected one float ONNX file, as an argument or with --model_input")
+    (model,) = given
     if report is not None and report.suffix not in (".html", ".json"):
         raise ConfigError(f"--report {report}: expected a name that ends with .html or .json")
     files.check_writable(report)

@@ -1,0 +1,176 @@
+"""The names of `quark.onnx`, AMD's quantizer of ONNX models, for scripts that are written for it.
+
+>>> from jq.compat.quark import Config, ModelQuantizer, get_default_config
+>>> quantizer = ModelQuantizer(Config(global_quant_config=get_default_config("XINT8")))
+
+What jq computes is its own, for the same formats, operators and constraints:
+
+- Options are Quark's; `jq.compat.quark.options` has a row for each, with what it becomes or why it cannot be had. What
+  jq does in another way is a warning.
+- Equalization and bias correction are those of `jq.equalize` and `jq.correct_biases`; the latter is on where Quark's is
+  off, and `extra_options={"BiasCorrection": False}` turns it off.
+- AdaRound and AdaQuant work on the quadratic form of a layer's error over all calibration data, not on batches of one
+  or two samples. So Quark's default numbers stand for jq's own, and others count relative to them: twice as many
+  NumIterations are twice as many steps. Biases are always tuned too, and what does not lessen the error is not kept.
+- Statistics come from the values themselves; `extra_options={"NumBins": 2048}` takes Quark's histogram.
+"""
+
+from typing import Any
+
+from jq.compat.quark.calibration import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
+from jq.compat.quark.quantization.api import ModelQuantizer
+from jq.compat.quark.quantization.config import (
+    Config,
+    QConfig,
+    QuantizationConfig,
+    custom_config,
+    get_default_config,
+    get_default_config_mapping,
+)
+from jq.compat.quark.quantization.config.algorithm import (
+    AdaQuantConfig,
+    AdaRoundConfig,
+    AlgoConfig,
+    AutoMixprecisionConfig,
+    BiasCorrectionConfig,
+    CLEConfig,
+    GPTQConfig,
+    QuarotConfig,
+    SmoothQuantConfig,
+)
+from jq.compat.quark.quantization.config.custom_config import (
+    DEFAULT_ADAQUANT_PARAMS,
+    DEFAULT_ADAROUND_PARAMS,
+    DEFAULT_BFP_PARAMS,
+    DEFAULT_MICROEXPONENTS_PARAMS,
+    DEFAULT_MICROSCALING_PARAMS,
+)
+from jq.compat.quark.quantization.config.data_type import (
+    BFP16,
+    BFloat16,
+    DataType,
+    Float16,
+    Int8,
+    Int16,
+    Int32,
+    UInt8,
+    UInt16,
+    UInt32,
+)
+from jq.compat.quark.quantization.config.spec import (
+    BFloat16Spec,
+    BFP16Spec,
+    CalibMethod,
+    Float16Spec,
+    Int8Spec,
+    Int16Spec,
+    Int32Spec,
+    MX4Spec,
+    MX6Spec,
+    MX9Spec,
+    MXFP4E2M1Spec,
+    MXFP6E2M3Spec,
+    MXFP6E3M2Spec,
+    MXFP8E4M3Spec,
+    MXFP8E5M2Spec,
+    MXInt8Spec,
+    QLayerConfig,
+    QTensorConfig,
+    QuantGranularity,
+    ScaleType,
+    UInt8Spec,
+    UInt16Spec,
+    UInt32Spec,
+    XInt8Spec,
+)
+from jq.compat.quark.quantization.quant_utils import (
+    ExtendedQuantFormat,
+    ExtendedQuantType,
+    QuantFormat,
+    QuantType,
+    VitisQuantFormat,
+    VitisQuantType,
+)
+
+__all__ = [
+    "BFP16",
+    "DEFAULT_ADAQUANT_PARAMS",
+    "DEFAULT_ADAROUND_PARAMS",
+    "DEFAULT_BFP_PARAMS",
+    "DEFAULT_MICROEXPONENTS_PARAMS",
+    "DEFAULT_MICROSCALING_PARAMS",
+    "AdaQuantConfig",
+    "AdaRoundConfig",
+    "AlgoConfig",
+    "AutoMixprecisionConfig",
+    "BFP16Spec",
+    "BFloat16",
+    "BFloat16Spec",
+    "BiasCorrectionConfig",
+    "CLEConfig",
+    "CalibMethod",
+    "CalibrationDataReader",
+    "CalibrationMethod",
+    "Config",
+    "DataType",
+    "ExtendedCalibrationMethod",
+    "ExtendedQuantFormat",
+    "ExtendedQuantType",
+    "Float16",
+    "Float16Spec",
+    "GPTQConfig",
+    "Int8",
+    "Int8Spec",
+    "Int16",
+    "Int16Method",
+    "Int16Spec",
+    "Int32",
+    "Int32Spec",
+    "LayerWiseMethod",
+    "MX4Spec",
+    "MX6Spec",
+    "MX9Spec",
+    "MXFP4E2M1Spec",
+    "MXFP6E2M3Spec",
+    "MXFP6E3M2Spec",
+    "MXFP8E4M3Spec",
+    "MXFP8E5M2Spec",
+    "MXInt8Spec",
+    "ModelQuantizer",
+    "PowerOfTwoMethod",
+    "QConfig",
+    "QLayerConfig",
+    "QTensorConfig",
+    "QuantFormat",
+    "QuantGranularity",
+    "QuantType",
+    "QuantizationConfig",
+    "QuarotConfig",
+    "ScaleType",
+    "SmoothQuantConfig",
+    "UInt8",
+    "UInt8Spec",
+    "UInt16",
+    "UInt16Spec",
+    "UInt32",
+    "UInt32Spec",
+    "VitisQuantFormat",
+    "VitisQuantType",
+    "XInt8Spec",
+    "get_default_config",
+    "get_default_config_mapping",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A named config, such as XINT8_QCONFIG, which is made when it is asked for."""
+    if name.endswith("_CONFIG") or name.endswith("_QCONFIG"):
+        return getattr(custom_config, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,560 @@
+"""What jq makes of each of Quark's options: one table for each place where options stand.
+
+An option sets a field of `jq.QuantConfig`; or cannot be had, which is a ConfigError that says why; or is a hint of
+speed, memory or logging, which changes no number; or jq comes to its purpose in another way, which is a warning where
+the option is not as Quark has it by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod
+from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
+from jq.config import CONSTRAINTS, QuantConfig
+from jq.errors import ConfigError, suggest
+from jq.finetune.adaquant import AdaQuant
+from jq.finetune.adaround import AdaRound
+from jq.formats import Integer
+from jq.graph import Graph
+from jq.passes.npu import FORMS, STRUCTURE
+from jq.prepare import prepare
+
+
+@dataclasses.dataclass
+class Draft:
+    """A `QuantConfig` in the making, and what else a run of Quark's is told."""
+
+    base: QuantConfig
+    graph: Graph
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)  # what is done otherwise than the option says
+    opset: int | None = None
+    samples: int | None = None
+    random: bool = False
+    spill: str | os.PathLike[str] | None = None
+    usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Quark's own parameters of fine-tuning
+
+    def __getitem__(self, field: str) -> Any:
+        return self.changes.get(field, getattr(self.base, field))
+
+    def __setitem__(self, field: str, value: Any) -> None:
+        self.changes[field] = value
+
+    @functools.cached_property
+    def cleaned(self) -> Graph:
+        """The graph as it is calibrated, but for the NPU's rewrites."""
+        return prepare(self.graph)
+
+    def exclude(self, nodes: list[str]) -> None:
+        """Leave nodes of these names out."""
+        self["exclude"] = (*self["exclude"], *(literal(name) for name in nodes))
+
+    def override(self, pattern: str, **options: Any) -> None:
+        """Give a node or an operator options of its own, beside those that it has."""
+        found = {p: dict(o) for p, o in dict(self.changes.get("overrides", {})).items()}
+        found[pattern] = {**found.get(pattern, {}), **options}
+        self["overrides"] = found
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What becomes of an option, in words and as a function of the draft, the option's name and its value."""
+
+    effect: str
+    apply: Callable[[Draft, str, Any], None]
+
+
+def apply(table: Mapping[str, Option], given: Mapping[str, Any], draft: Draft, where: str) -> None:
+    """Change the draft by the options that are given, in the order of the table; an unknown one is a ConfigError."""
+    for name in given:
+        if name not in table:
+            raise ConfigError(f"{where} has no option {name!r}.{suggest(str(name), table)}")
+    for name, option in table.items():
+        if name in given:
+            option.apply(draft, name, given[name])
+
+
+def literal(name: str) -> str:
+    """The pattern that only this name fits.
+
+    >>> literal("block[0]")
+    'block[[]0]'
+    """
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+# ---------------------------------------------------------------------------------------------
+# Kinds of values
+# ---------------------------------------------------------------------------------------------
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; expected True or False")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name} is {value!r}; expected a whole number, 0 or more")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} is {value!r}; expected a number")
+    return value
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{name} is {value!r}; expected a list of numbers")
+    return tuple(_number(name, v) for v in value)
+
+
+def _word(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; expected a word")
+    return value
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """The names that an option holds, as a tuple; None holds none."""
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"{name} is {value!r}; expected a list of names")
+    return tuple(value)
+
+
+# ---------------------------------------------------------------------------------------------
+# Kinds of options
+# ---------------------------------------------------------------------------------------------
+
+
+def _sets(field: str, kind: Callable[[str, Any], Any]) -> Option:
+    def change(draft: Draft, name: str, value: Any) -> None:
+        draft[field] = kind(name, value)
+
+    return Option(f"sets {field}", change)
+
+
+def _member(field: str, *members: str) -> Option:
+    """Whether a rewrite, a form or a constraint is among those of the config."""
+    order = {"rewrites": tuple(STRUCTURE), "forms": tuple(FORMS), "constraints": CONSTRAINTS}[field]
+
+    def change(draft: Draft, name: str, value: Any) -> None:
+        if _flag(name, value) and field == "constraints" and draft["scale"] == "float":
+            draft.notes.append(f"{name}=True: float scales need not be alike, and each tensor keeps its own")
+            return
+        kept = {*draft[field], *members} if value else {*draft[field]} - {*members}
+        draft[field] = tuple(m for m in order if m in kept)
+
+    return Option(f"adds to {field}, or takes away: {', '.join(members)}", change)
+
+
+def _clears(field: str) -> Option:
+    """A switch over all rewrites, forms or constraints: False leaves none."""
+
+    def change(draft: Draft, name: str, value: Any) -> None:
+        if not _flag(name, value):
+            draft[field] = ()
+
+    return Option(f"False leaves no {field}", change)
+
+
+def _refused(why: str) -> Option:
+    """What can only be off: False, None, or empty."""
+
+    def change(draft: Draft, name: str, value: Any) -> None:
+        if value:
+            raise ConfigError(f"{name}={value!r} cannot be had: {why}")
+
+    return Option(f"refused: {why}", change)
+
+
+def _only(*values: Any, why: str) -> Option:
+    """What can only be as it is by default."""
+
+    def change(draft: Draft, name: str, value: Any) -> None:
+        if value not in values:
+            raise ConfigError(f"{name}={value!r} cannot be had: {why}. Leave it out, or at {values[0]!r}")
+
+    return Option(f"only {values[0]!r}: {why}", change)
+
+
+def _hint(what: str) -> Option:
+    return Option(f"no number depends on it: {what}", lambda draft, name, value: None)
+
+
+def _noted(quiet: Any, what: str) -> Option:
+    """What jq does in another way; the user is told, if he asks for it."""
+
+    def change(draft: Draft, name: str, value: Any) -> None:
+        if value != quiet:
+            draft.notes.append(f"{name}={value!r}: {what}")
+
+    return Option(what, change)
+
+
+def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
+    found: Mapping[Enum, str] = {CalibrationMethod.MinMax: "minmax", ExtendedCalibrationMethod.MinMSE: "mse"}
+    if value is None:
+        return
+    if not isinstance(value, Enum) or value not in found:
+        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, found))}")
+    if draft["scale"] != "float":
+        raise ConfigError(f"{name} is of float scales; powers of two are found for weights as for activations")
+    draft["weight_method"] = found[value]
+
+
+def _bins(draft: Draft, name: str, value: Any) -> None:
+    count, method = _count(name, value), draft["method"]
+    if count:
+        draft["bins"] = count
+        draft["method"] = "minmse_hist" if method == "minmse" else method
+    elif method != "minmse":
+        raise ConfigError(f"{name}=0 is of MinMSE, which then looks at the values themselves, not of {method}")
+
+
+def _moving_average(draft: Draft, name: str, value: Any) -> None:
+    draft["moving_average"] = 0.01 if _flag(name, value) else None
+
+
+def _moving_constant(draft: Draft, name: str, value: Any) -> None:
+    constant = _number(name, value)
+    if draft["moving_average"] is None:
+        draft.notes.append(f"{name}={value!r} has no effect without CalibMovingAverage=True")
+    else:
+        draft["moving_average"] = constant
+
+
+def _range_symmetric(draft: Draft, name: str, value: Any) -> None:
+    if value is not None and _flag(name, value) != draft["symmetric"]:
+        raise ConfigError(
+            f"{name}={value!r} with ActivationSymmetric={draft['symmetric']}: in jq ranges are symmetric where codes are"
+        )
+
+
+def _bias_int32(draft: Draft, name: str, value: Any) -> None:
+    draft["bias"] = "int32" if _flag(name, value) else "weight"
+
+
+def _bias_quantized(draft: Draft, name: str, value: Any) -> None:
+    if not _flag(name, value):
+        draft["bias"] = "float"
+
+
+def _like_activations(draft: Draft, name: str, value: Any) -> None:
+    activation = draft["activation"]
+    if not _flag(name, value) or not isinstance(activation, Integer):
+        return
+    params = draft.graph.params
+    with_constants = {n.op_type for n in draft.graph.nodes if any(name in params for name in n.inputs)}
+    for operator in sorted(with_constants & {"Add", "Div", "Max", "Min", "Mul", "Sub"}):
+        draft.override(operator, weight=activation, weight_symmetric=draft["symmetric"])
+
+
+def _all_types(draft: Draft, name: str, value: Any) -> None:
+    if _flag(name, value):
+        draft["op_types"] = None
+
+
+def _constant_products(draft: Draft, name: str, value: Any) -> None:
+    if _flag(name, value):
+        of_activations = [
+            n.label for n in draft.graph.nodes if n.op_type == "MatMul" and n.inputs[1] not in draft.graph.params
+        ]
+        draft.exclude(of_activations)
+
+
+def _opset(draft: Draft, name: str, value: Any) -> None:
+    draft.opset = None if value is None else _count(name, value)
+
+
+def _samples(draft: Draft, name: str, value: Any) -> None:
+    draft.samples = None if value is None else _count(name, value)
+    if draft.samples == 0:
+        raise ConfigError(f"{name}=0: expected a number of samples, at least 1")
+
+
+def _random(draft: Draft, name: str, value: Any) -> None:
+    draft.random = _flag(name, value)
+
+
+def _preference(draft: Draft, name: str, value: Any) -> None:
+    known = ("accuracy", "speed", "resource_efficiency")
+    if value is not None and value not in known:
+        raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+
+
+def _read_by(function: str, effect: str) -> Option:
+    """What is read together with other options, in `jq.compat.quark.translate`."""
+    return Option(f"{effect} (see translate.{function})", lambda draft, name, value: None)
+
+
+_SIMPLE = "jq always simplifies a graph, which leaves what it computes"
+_FUSED = "what is fused is decided by the op table of jq, and for all of these operators alike"
+_ALWAYS = "tensors whose values only move have one scale in jq, whatever this says"
+_FORMS_ONLY = "jq has no such form of the operator"
+_PER_TENSOR = "formats belong to nodes in jq: take specific_layer_config or layer_type_config of QConfig"
+_FACTORS = "jq finds the factors of all channels at once, such that the predicted noise is least"
+_MIXED = "jq does not choose formats by itself: name layers in specific_layer_config of QConfig"
+_ALIKE = "every tensor that jq exports has its type and shape in the file"
+_LARGE = "jq writes what needs it: weights go to a file of their own where the model is above 2 GB"
+
+EXTRA_OPTIONS: Mapping[str, Option] = {
+    # Which nodes
+    "QuantizeAllOpTypes": Option("quantizes operators of every type", _all_types),
+    "MatMulConstBOnly": Option("leaves out products of two activations", _constant_products),
+    "WeightsOnly": _sets("weights_only", _flag),
+    "ForceQuantizeNoInputCheck": _hint("an operator that passes values on is quantized with what it gets"),
+    "EnableSubgraph": _refused("nodes inside of If and Loop stay floats"),
+    "OpTypesToExcludeOutputQuantization": _refused("a node is quantized with its outputs; take nodes_to_exclude"),
+    "NodesToExcludeOutputQuantization": _refused("a node is quantized with its outputs; take nodes_to_exclude"),
+    # Formats and symmetry
+    "ActivationSymmetric": _read_by("_family", "whether zero is the middle of the codes"),
+    "WeightSymmetric": _read_by("_family", "whether zero is the middle of the codes"),
+    "BFPAttributes": _read_by("_family", "which block format QBFP is"),
+    "MXAttributes": _read_by("_family", "which block format QMX is"),
+    "AlignEltwiseQuantType": Option("constants of Add, Mul ... get the format of activations", _like_activations),
+    "TensorQuantOverrides": _refused(_PER_TENSOR),
+    "MixedPrecisionTensor": _refused(_PER_TENSOR),
+    "SpecificTensorPrecision": _refused(_PER_TENSOR),
+    "Int16Scale": _refused("scales are floats or powers of two"),
+    "UseUnsignedReLU": _refused("the format of activations is one for all operators"),
+    "QDQOpTypePerChannelSupportToAxis": _refused("the axis of channels is the op table's"),
+    "QuantizeFP16": _refused("models of float32 are quantized; convert the model"),
+    "UseFP32Scale": _only(None, True, why="scales are float32"),
+    "ActivationScaled": _refused("bfloat16 and float16 have no scale in jq"),
+    "WeightScaled": _refused("bfloat16 and float16 have no scale in jq"),
+    "BF16WithClip": _refused("values beyond bfloat16 become infinite"),
+    "BF16QDQToCast": _noted(True, "bfloat16 is written as Casts; the numbers are the same"),
+    "EnableVaimlBF16": _refused("bfloat16 is written as Casts between float32 operators"),
+    "UseMatMulNBits": _refused("jq quantizes no weights to 4 bits in groups"),
+    "MatMulNBitsParams": _refused("jq quantizes no weights to 4 bits in groups"),
+    # Biases
+    "Int32Bias": Option("True: at the scale of the products; False: as a weight of its own", _bias_int32),
+    "QuantizeBias": Option("False leaves biases floats", _bias_quantized),
+    "Int16Bias": _refused("biases have 32 bits, or those of weights"),
+    "AdjustBiasScale": _only(True, None, why="a bias in 32 bits has the scale of its products"),
+    "AdjustWeightScaleForInt32Bias": _refused("scales of weights come from the weights"),
+    # Calibration
+    "CalibTensorRangeSymmetric": Option("must be as ActivationSymmetric", _range_symmetric),
+    "CalibMovingAverage": Option("sets moving_average", _moving_average),
+    "CalibMovingAverageConstant": Option("sets moving_average", _moving_constant),
+    "Percentile": _sets("percentile", _number),
+    "PercentileCandidates": _sets("percentiles", _numbers),
+    "LWPMetric": _sets("percentile_metric", _word),
+    "LWPUseHistogram": _only(True, why="errors are measured on histograms"),
+    "NumBins": Option("sets bins, and with MinMSE its histogram, where jq looks at values otherwise", _bins),
+    "MinMSEModePof2Scale": _only("All", None, why="the error is of all data, not of batches or of a part"),
+    "MinMSEModeFloatScale": _refused("jq's one search of float scales is WeightCalibrateMethod=MinMSE"),
+    "WeightCalibrateMethod": Option("sets weight_method, of float scales", _method_of_weights),
+    "CalibDataSize": Option("takes so many samples of the data", _samples),
+    "UseRandomData": Option("calibrates on random data", _random),
+    "RandomDataReaderInputShape": _refused("random data have the shapes that the model declares; give data"),
+    "RandomDataReaderInputDataRange": _refused("random data are standard normal; give data"),
+    "CalibPassthroughOpTypes": _refused("every tensor that is quantized is calibrated"),
+    "SaveAndRestore": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
+    "TensorsRangeFile": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
+    "SaveTensorHistFig": _refused("jq draws no histograms; jq.Stats holds them"),
+    "CalibOptimizeMem": _hint("memory does not grow with the data"),
+    "CalibWorkerNum": _hint("all cores compute"),
+    "TmpDir": _hint("calibration keeps nothing in files"),
+    "QuantizationPreference": Option(
+        "no number depends on it: what it chooses for accuracy is always so here", _preference
+    ),
+    # The graph
+    "SimplifyModel": _noted(True, _SIMPLE),
+    "SimplifyModelOptions": _refused(_SIMPLE),
+    "SkipPreprocess": _noted(False, _SIMPLE),
+    "RemoveInputInit": _hint("initializers are not inputs"),
+    "FoldBatchNorm": _noted(True, "BatchNormalization is folded wherever it can be"),
+    "FuseInstanceNorm": _hint("operators stay as the model has them"),
+    "FuseL2Norm": _hint("operators stay as the model has them"),
+    "FuseGelu": _hint("operators stay as the model has them"),
+    "FuseLayerNorm": _hint("operators stay as the model has them"),
+    "CopySharedInit": _refused("an array that several nodes read is quantized once"),
+    "CopyBiasInit": _hint("biases at the scale of products are copied where they are shared"),
+    "ConvertBNToConv": _member("rewrites", "batchnorm_to_conv"),
+    "ConvertReduceMeanToGlobalAvgPool": _member("rewrites", "reduce_mean_to_pool"),
+    "SplitLargeKernelPool": _member("rewrites", "split_large_pool"),
+    "ConvertSplitToSlice": _member("rewrites", "split_to_slice"),
+    "ConvertClipToRelu": _noted(False, "a Clip stays one; the codes that it cuts at are the same"),
+    "ReplaceClip6Relu": _noted(False, "equalization goes through ReLU6 without replacing it"),
+    "ConvertOpsetVersion": Option("is the opset of the result", _opset),
+    "FixShapes": _refused("shapes are the model's; fix them before"),
+    "ShapeShifterYaml": _refused("shapes are the model's; fix them before"),
+    "PreprocessYAML": _refused("a list of passes is not read"),
+    "FillAllValueInfo": _hint(_ALIKE),
+    # Quantizers
+    "AddQDQPairToWeight": _refused("weights are stored as the codes that they have"),
+    "DedicatedQDQPair": _noted(False, "readers of a tensor share its quantizer; the numbers are the same"),
+    "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
+    "EnableDualQuantNodePairs": _refused("a tensor has one format"),
+    "FoldRelu": _hint("a Relu that codes make superfluous stays; the numbers are the same"),
+    "RemoveQDQConvClip": _sets("fuse_activations", _flag),
+    "RemoveQDQConvRelu": _sets("fuse_activations", _flag),
+    "RemoveQDQConvLeakyRelu": _sets("fuse_activations", _flag),
+    "RemoveQDQConvPRelu": _sets("fuse_activations", _flag),
+    "RemoveQDQConvGelu": _refused(_FUSED),
+    "RemoveQDQMulAdd": _refused(_FUSED),
+    "RemoveQDQInstanceNorm": _refused(_FUSED),
+    "RemoveQDQBetweenOps": _refused(_FUSED),
+    "RemoveFusedQDQ": _refused(_FUSED),
+    # Forms of operators on the NPU, and its positions
+    "ConvertLeakyReluToDPUVersion": _member("forms", "leaky_relu_alpha"),
+    "ConvertSigmoidToHardSigmoid": _member("forms", "sigmoid_to_hard_sigmoid"),
+    "ConvertHardSigmoidToDPUVersion": _member("forms", "hard_sigmoid_factor"),
+    "ConvertAvgPoolToDPUVersion": _member("forms", "average_pool_factor", "rectangular_pool_factor"),
+    "ConvertReduceMeanToDPUVersion": _member("forms", "reduce_mean_factor"),
+    "ConvertSoftmaxToDPUVersion": _refused(_FORMS_ONLY),
+    "ConvertInstanceNormToDPUVersion": _refused(_FORMS_ONLY),
+    "ConvertClipToDPUVersion": _refused(_FORMS_ONLY),
+    "SimulateDPU": _clears("forms"),
+    "AlignConcat": _member("constraints", "align_concat"),
+    "AlignPool": _member("constraints", "align_pool"),
+    "AlignPad": _member("constraints", "align_pad"),
+    "AlignSlice": _member("constraints", "align_slice"),
+    "AlignTranspose": _only(True, None, why=_ALWAYS),
+    "AlignReshape": _only(True, None, why=_ALWAYS),
+    "AdjustShiftCut": _member("constraints", "shift_cut"),
+    "AdjustShiftBias": _member("constraints", "shift_bias"),
+    "AdjustShiftRead": _member("constraints", "shift_read"),
+    "AdjustShiftWrite": _member("constraints", "shift_write"),
+    "AdjustHardSigmoid": _member("constraints", "hard_sigmoid"),
+    "AdjustShiftSwish": _member("constraints", "shift_swish"),
+    "NPULimitationCheck": _clears("constraints"),
+    "MaxLoopNum": _noted(5, "constraints are looked at until nothing changes"),
+    # Accuracy recovery
+    "BiasCorrection": _sets("bias_correction", _flag),
+    "FastFinetune": _read_by("_finetune", "parameters, of the table below"),
+    "CLESteps": _only(1, None, why=_FACTORS),
+    "CLEBalanceMethod": _only("max", None, why=_FACTORS),
+    "CLEWeightThreshold": _only(0.5, None, why=_FACTORS),
+    "CLEScaleAppendBias": _only(True, None, why=_FACTORS),
+    "CLEScaleUseThreshold": _only(True, None, why=_FACTORS),
+    "CLETotalLayerDiffThreshold": _only(2e-7, 1.9e-7, None, why=_FACTORS),
+    "SmoothAlpha": _refused("jq has no SmoothQuant; its equalization is include_cle"),
+    "UseGPTQ": _refused("jq has no GPTQ; AdaRound rounds by the same second moments"),
+    "GPTQParams": _refused("jq has no GPTQ; AdaRound rounds by the same second moments"),
+    "RMatrixDim": _refused("jq has no rotations"),
+    "UseRandomHad": _refused("jq has no rotations"),
+    "RConfigPath": _refused("jq has no rotations"),
+    "AutoMixprecision": _refused(_MIXED),
+    "NodesWithMixedPrecision": _refused(_MIXED),
+    # The rest
+    "EvalMetrics": _refused("the report of jq.quantize has these figures for every tensor"),
+    "EvalDataReader": _refused("the report of jq.quantize has these figures for every tensor"),
+    "EncryptionAlgorithm": _refused("files are not encrypted"),
+    "UserCustomOpLibPath": _refused("jq computes with rules of its own"),
+}
+
+# Options that are fields of `QuantizationConfig` under another name.
+AS_FIELDS: Mapping[str, str] = {
+    "InputNodes": "input_nodes",
+    "OutputNodes": "output_nodes",
+    "OpTypesToQuantize": "op_types_to_quantize",
+    "ExtraOpTypesToQuantize": "extra_op_types_to_quantize",
+    "NodesToQuantize": "nodes_to_quantize",
+    "ExecutionProviders": "execution_providers",
+    "OptimizeModel": "optimize_model",
+    "EnableNPUCnn": "enable_npu_cnn",
+    "ConvertFP16ToFP32": "convert_fp16_to_fp32",
+    "ConvertNCHWToNHWC": "convert_nchw_to_nhwc",
+    "DebugMode": "debug_mode",
+    "CryptoMode": "crypto_mode",
+    "PrintSummary": "print_summary",
+    "IgnoreWarnings": "ignore_warnings",
+}
+
+# Fields of `QuantizationConfig` beside those that say what is quantized, and how; `translate` reads these.
+FIELDS: Mapping[str, Option] = {
+    "specific_tensor_precision": _refused(_PER_TENSOR),
+    "execution_providers": _hint("JAX computes, on the device that it finds"),
+    "reduce_range": _refused("codes have all bits; XINT8's scales leave room by themselves"),
+    "use_external_data_format": _noted(False, _LARGE),
+    "convert_fp16_to_fp32": _refused("give a model of float32"),
+    "convert_nchw_to_nhwc": _refused("inputs keep their layout; jq lays tensors out anew where that is quicker"),
+    "include_sq": _refused("jq has no SmoothQuant; its equalization is include_cle"),
+    "include_rotation": _refused("jq has no rotations"),
+    "include_auto_mp": _refused(_MIXED),
+    "debug_mode": _hint("logging"),
+    "crypto_mode": _refused("files are not encrypted"),
+    "ignore_warnings": _hint("Python's warnings module silences warnings"),
+    "log_severity_level": _hint("logging"),
+}
+
+
+# Both algorithms count in jq on the quadratic form of a layer's error over all data, where Quark takes batches of one
+# or two samples: their default numbers mean different things, and jq's own are the better ones. So what is as Quark
+# has it by default stays as jq has it by default, and iterations and learning rates count relative to it.
+_OWN: Mapping[str, Any] = {"adaround": AdaRound(), "adaquant": AdaQuant()}
+
+
+def _steps(draft: Draft, name: str, value: Any) -> None:
+    count = _count(name, value)
+    if not count:
+        raise ConfigError(f"{name}=0: expected at least 1")
+    draft["finetune_steps"] = max(1, round(_OWN[draft["finetune"]].steps * count / draft.usual[name]))
+
+
+def _rate(draft: Draft, name: str, value: Any) -> None:
+    draft["finetune_rate"] = _OWN[draft["finetune"]].learning_rate * (_number(name, value) / draft.usual[name])
+
+
+def _on_disk(draft: Draft, name: str, value: Any) -> None:
+    if value not in (0, 1, 2):
+        raise ConfigError(f"{name} is {value!r}; expected 0, 1 or 2")
+    draft.spill = tempfile.gettempdir() if value == 2 else None
+
+
+def _folder(draft: Draft, name: str, value: Any) -> None:
+    if draft.spill is not None and value is not None:
+        draft.spill = value
+
+
+_DEVICE = _noted("cpu", "JAX computes, on the device that it finds")
+
+FAST_FINETUNE: Mapping[str, Option] = {
+    "OptimAlgorithm": _read_by("_finetune", "sets finetune"),
+    "NumIterations": Option("sets finetune_steps: as many times jq's own number as it is Quark's", _steps),
+    "LearningRate": Option("sets finetune_rate: as many times jq's own as it is Quark's", _rate),
+    "BatchSize": _sets("finetune_batch", _count),
+    "FixedSeed": _sets("seed", _count),
+    "DropRatio": _only(1.0, why="layers are tuned on what the quantized network makes; finetune='block' mixes"),
+    "DataSize": _noted(None, "all data of calibration are used"),
+    "NumBatches": _only(1, why="a step sees one batch, or all data"),
+    "EarlyStop": _hint("the number of steps is small, and what does not lessen the error is not kept"),
+    "SelectiveUpdate": _hint("what does not lessen a layer's error is not kept"),
+    "UpdateBias": _noted(True, "biases are tuned with the weights"),
+    "RegParam": _only(0.01, why="the error counts relatively, so that one weight of the regularizer serves all layers"),
+    "BetaRange": _only((20, 2), [20, 2], why="the regularizer's exponent falls from 20 to 2"),
+    "WarmStart": _only(0.2, why="the first fifth of the steps is without the regularizer"),
+    "LRAdjust": _refused("steps are relative to a layer's scale and error"),
+    "OutputQDQ": _refused("the error is that of the sums, before they are rounded"),
+    "TargetOpType": _only(
+        FinetuneConfig().target_op_type, why="every layer with weights is tuned; exclude nodes from quantization"
+    ),
+    "OutputIndex": _only(0, None, why="layers are tuned to their own outputs"),
+    "RefModelPath": _refused("the float model is the one that is quantized"),
+    "SelectMaxMemLayer": _refused("all layers are tuned"),
+    "MemOptLevel": Option("2 keeps activations in files", _on_disk),
+    "CacheDir": Option("the folder of these files", _folder),
+    "OptimDevice": _DEVICE,
+    "InferDevice": _DEVICE,
+    "DynamicBatch": _hint("batches are of one size"),
+    "Parallel": _refused("a layer is tuned on what those before it make, tuned"),
+    "LogPeriod": _hint("logging"),
+    "NumWorkers": _hint("all cores compute"),
+    "PinMemory": _hint("memory of a GPU"),
+    "UseGDS": _hint("memory of a GPU"),
+}

@@ -1,0 +1,77 @@
+"""`ModelQuantizer`: Quark's entry point, run by jq."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import ModelProto
+
+from jq.compat.quark.quantization.config.algorithm import AlgoConfig
+from jq.compat.quark.quantization.config.config import Config, QConfig
+from jq.compat.quark.translate import translate
+from jq.data import open_source, readable_again
+from jq.errors import ConfigError
+from jq.onnx_read import load
+from jq.pipeline import quantize
+
+
+class ModelQuantizer:
+    """Quantizes models as a config of Quark's says.
+
+    >>> import jq
+    >>> from jq.compat.quark import Config, get_default_config
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> config = get_default_config("XINT8")
+    >>> config.print_summary = False
+    >>> model = ModelQuantizer(Config(config)).quantize_model(
+    ...     jq.zoo.path("fashion_resnet"), calibration_data_reader=[{"input": images[:16]}])
+    >>> sum(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    26
+    """
+
+    def __init__(self, config: Config | QConfig) -> None:
+        if not isinstance(config, (Config, QConfig)):
+            raise ConfigError(f"expected a Config or a QConfig, not {type(config).__name__!r}")
+        self.config = config
+
+    def quantize_model(
+        self,
+        model_input: str | os.PathLike[str] | ModelProto,
+        model_output: str | os.PathLike[str] | None = None,
+        calibration_data_reader: Any = None,
+        calibration_data_path: str | os.PathLike[str] | None = None,
+        algorithms: Sequence[AlgoConfig] | None = None,
+    ) -> ModelProto:
+        """Return the quantized model, and write it to `model_output`; without data, random ones are taken.
+
+        The data are a reader, or a path, as `jq.quantize` takes them.
+        """
+        if calibration_data_reader is not None and calibration_data_path is not None:
+            raise ConfigError("calibration_data_reader and calibration_data_path both: give one of them")
+        graph = load(model_input)
+        found = translate(self.config, graph, algorithms or ())
+        for note in found.notes:
+            warnings.warn(note, UserWarning, stacklevel=2)
+        data = calibration_data_reader if calibration_data_path is None else calibration_data_path
+        data = None if found.random else data
+        if found.config.calibrates and found.samples is not None:
+            source = open_source(data, graph.inputs, seed=found.config.seed)
+            data = list(itertools.islice(source.feeds(), found.samples))
+        elif found.config.calibrates and data is not None:
+            data = readable_again(data, graph.inputs)  # readers of Quark's guides can be read once
+        result = quantize(
+            model_input,
+            data,
+            found.config,
+            output=model_output,
+            format=found.format,
+            opset=found.opset,
+            spill=found.spill,
+        )
+        if found.summary:
+            print(result.report.summary())
+        return result.model

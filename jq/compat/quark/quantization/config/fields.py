@@ -1,0 +1,68 @@
+"""What all configs here have in common: fields that may be set but not misspelled, and a text to read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Self
+
+from jq.errors import ConfigError, suggest
+
+_INDENT = "    "
+
+
+class Fields:
+    """A dataclass of options. Users of Quark change its fields after it is made, so it is not frozen.
+
+    >>> @dataclasses.dataclass
+    ... class Options(Fields):
+    ...     per_channel: bool = False
+    >>> Options().per_chanel = True
+    Traceback (most recent call last):
+    jq.errors.ConfigError: Options has no field 'per_chanel'. Did you mean 'per_channel'?
+    """
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:  # noqa: D102  checks names before __init__ does
+        for name in given:
+            _check_field(cls, name)
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _check_field(type(self), name)
+        super().__setattr__(name, value)
+
+    def __str__(self) -> str:
+        return readable(self)
+
+
+def _check_field(cls: type, name: str) -> None:
+    known = [f.name for f in dataclasses.fields(cls)]  # each subclass is a dataclass
+    if name not in known:
+        raise ConfigError(f"{cls.__name__} has no field {name!r}.{suggest(name, known)}")
+
+
+def readable(value: Any, indent: str = "") -> str:
+    """Return a config as text, each field and each option on a line of its own.
+
+    >>> print(readable({"Percentile": 99.99, "FastFinetune": {"BatchSize": 2}}))
+    {
+        Percentile: 99.99
+        FastFinetune: {
+            BatchSize: 2
+        }
+    }
+    """
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, Fields):
+        name, pairs = type(value).__name__, [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        lines = [f"{indent}{_INDENT}{n} = {readable(v, indent + _INDENT)}" for n, v in pairs]
+        return "\n".join([f"{name}(", *lines, f"{indent})"])
+    if isinstance(value, Mapping) and value:
+        inner = indent + _INDENT
+        lines = [f"{inner}{readable(k, inner)}: {readable(v, inner)}" for k, v in value.items()]
+        return "\n".join(["{", *lines, f"{indent}}}"])
+    if isinstance(value, (list, tuple)) and value:
+        return "[" + ", ".join(readable(v, indent) for v in value) + "]"
+    return value if isinstance(value, str) else repr(value)

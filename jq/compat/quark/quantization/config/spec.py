@@ -1,0 +1,260 @@
+"""How tensors and layers are quantized, in the words of Quark's newer configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from jq.compat.quark.quantization.config.data_type import (
+    BFP16,
+    MX4,
+    MX6,
+    MX9,
+    MXFP4E2M1,
+    MXFP6E2M3,
+    MXFP6E3M2,
+    MXFP8E4M3,
+    MXFP8E5M2,
+    BFloat16,
+    DataType,
+    Float16,
+    Int8,
+    Int16,
+    Int32,
+    MXInt8,
+    UInt8,
+    UInt16,
+    UInt32,
+)
+from jq.compat.quark.quantization.config.fields import Fields
+
+
+class CalibMethod(Enum):
+    """How a tensor's range is found."""
+
+    MinMax = 0
+    MinMSE = 1
+    Percentile = 2
+    Entropy = 3
+    LayerwisePercentile = 4
+    Distribution = 5
+
+
+class ScaleType(Enum):
+    """Which scales there may be."""
+
+    Float32 = 0
+    PowerOf2 = 1
+    Int16 = 2
+
+
+class QuantGranularity(Enum):
+    """What has a scale of its own."""
+
+    Tensor = 0
+    Channel = 1
+    Group = 2
+
+
+@dataclasses.dataclass(eq=False)
+class QTensorConfig(Fields):
+    """How a tensor is quantized.
+
+    >>> spec = XInt8Spec()
+    >>> spec.set_symmetric(False)
+    >>> spec.symmetric, spec.scale_type.name, Int16Spec().data_type.name
+    (False, 'PowerOf2', 'Int16')
+    """
+
+    symmetric: bool
+    scale_type: ScaleType
+    calibration_method: CalibMethod
+    quant_granularity: QuantGranularity
+    data_type: DataType
+
+    def set_symmetric(self, symmetric: bool) -> None:
+        """Set whether zero is in the middle of the codes."""
+        self.symmetric = symmetric
+
+    def set_scale_type(self, scale_type: ScaleType) -> None:
+        """Set which scales there may be."""
+        self.scale_type = scale_type
+
+    def set_calibration_method(self, calibration_method: CalibMethod) -> None:
+        """Set how the range is found."""
+        self.calibration_method = calibration_method
+
+    def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
+        """Set what has a scale of its own."""
+        self.quant_granularity = quant_granularity
+
+    def set_data_type(self, data_type: DataType) -> None:
+        """Set the number format."""
+        self.data_type = data_type
+
+
+@dataclasses.dataclass(eq=False)
+class _IntegerSpec(QTensorConfig):
+    """Integers, symmetric, with float scales and a percentile's range."""
+
+    symmetric: bool = True
+    scale_type: ScaleType = ScaleType.Float32
+    calibration_method: CalibMethod = CalibMethod.Percentile
+    quant_granularity: QuantGranularity = QuantGranularity.Tensor
+    data_type: DataType = Int8
+
+
+@dataclasses.dataclass(eq=False)
+class _FloatSpec(_IntegerSpec):
+    """Floats and blocks of them, whose exponents need no calibration."""
+
+    calibration_method: CalibMethod = CalibMethod.MinMax
+    data_type: DataType = Float16
+
+
+@dataclasses.dataclass(eq=False)
+class Int8Spec(_IntegerSpec):
+    """int8."""
+
+
+@dataclasses.dataclass(eq=False)
+class UInt8Spec(_IntegerSpec):
+    """uint8, with a zero point."""
+
+    symmetric: bool = False
+    data_type: DataType = UInt8
+
+
+@dataclasses.dataclass(eq=False)
+class XInt8Spec(Int8Spec):
+    """int8 with scales that are powers of two."""
+
+    scale_type: ScaleType = ScaleType.PowerOf2
+    calibration_method: CalibMethod = CalibMethod.MinMSE
+
+
+@dataclasses.dataclass(eq=False)
+class Int16Spec(_IntegerSpec):
+    """int16."""
+
+    data_type: DataType = Int16
+
+
+@dataclasses.dataclass(eq=False)
+class UInt16Spec(_IntegerSpec):
+    """uint16, with a zero point."""
+
+    symmetric: bool = False
+    data_type: DataType = UInt16
+
+
+@dataclasses.dataclass(eq=False)
+class Int32Spec(_IntegerSpec):
+    """int32."""
+
+    data_type: DataType = Int32
+
+
+@dataclasses.dataclass(eq=False)
+class UInt32Spec(_IntegerSpec):
+    """uint32, with a zero point."""
+
+    symmetric: bool = False
+    data_type: DataType = UInt32
+
+
+@dataclasses.dataclass(eq=False)
+class Float16Spec(_FloatSpec):
+    """float16."""
+
+
+@dataclasses.dataclass(eq=False)
+class BFloat16Spec(_FloatSpec):
+    """bfloat16."""
+
+    data_type: DataType = BFloat16
+
+
+@dataclasses.dataclass(eq=False)
+class BFP16Spec(_FloatSpec):
+    """Blocks of eight with one exponent, 9 bits each."""
+
+    data_type: DataType = BFP16
+
+
+@dataclasses.dataclass(eq=False)
+class MX4Spec(_FloatSpec):
+    """Blocks of 16 with microexponents, 4 bits each."""
+
+    data_type: DataType = MX4
+
+
+@dataclasses.dataclass(eq=False)
+class MX6Spec(_FloatSpec):
+    """Blocks of 16 with microexponents, 6 bits each."""
+
+    data_type: DataType = MX6
+
+
+@dataclasses.dataclass(eq=False)
+class MX9Spec(_FloatSpec):
+    """Blocks of 16 with microexponents, 9 bits each."""
+
+    data_type: DataType = MX9
+
+
+@dataclasses.dataclass(eq=False)
+class MXFP4E2M1Spec(_FloatSpec):
+    """Blocks of 32 floats of 4 bits."""
+
+    data_type: DataType = MXFP4E2M1
+
+
+@dataclasses.dataclass(eq=False)
+class MXFP6E3M2Spec(_FloatSpec):
+    """Blocks of 32 floats of 6 bits."""
+
+    data_type: DataType = MXFP6E3M2
+
+
+@dataclasses.dataclass(eq=False)
+class MXFP6E2M3Spec(_FloatSpec):
+    """Blocks of 32 floats of 6 bits."""
+
+    data_type: DataType = MXFP6E2M3
+
+
+@dataclasses.dataclass(eq=False)
+class MXFP8E5M2Spec(_FloatSpec):
+    """Blocks of 32 floats of 8 bits."""
+
+    data_type: DataType = MXFP8E5M2
+
+
+@dataclasses.dataclass(eq=False)
+class MXFP8E4M3Spec(_FloatSpec):
+    """Blocks of 32 floats of 8 bits."""
+
+    data_type: DataType = MXFP8E4M3
+
+
+@dataclasses.dataclass(eq=False)
+class MXInt8Spec(_FloatSpec):
+    """Blocks of 32 integers of 8 bits with one exponent."""
+
+    data_type: DataType = MXInt8
+
+
+@dataclasses.dataclass(eq=False)
+class QLayerConfig(Fields):
+    """How the tensors of layers are quantized; None is what holds elsewhere. `activation` is an older `input_tensors`.
+
+    >>> QLayerConfig(input_tensors=XInt8Spec(), weight=XInt8Spec()).bias is None
+    True
+    """
+
+    input_tensors: QTensorConfig | None = None
+    activation: QTensorConfig | None = None
+    weight: QTensorConfig | None = None
+    bias: QTensorConfig | None = None
+    output_tensors: QTensorConfig | None = None

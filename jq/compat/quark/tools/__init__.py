@@ -1,0 +1,1 @@
+"""Quark's tools that are run with `python -m`, by their paths."""

@@ -1,0 +1,485 @@
+"""From a config of Quark's to jq's: formats and families here, single options in `jq.compat.quark.options`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from jq import formats
+from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
+from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS, Draft, apply, literal, names
+from jq.compat.quark.quantization.config import algorithm
+from jq.compat.quark.quantization.config.config import Config, QConfig
+from jq.compat.quark.quantization.config.custom_config import (
+    DEFAULT_ADAQUANT_PARAMS,
+    DEFAULT_ADAROUND_PARAMS,
+    DEFAULT_BFP_PARAMS,
+    DEFAULT_MICROEXPONENTS_PARAMS,
+    DEFAULT_MICROSCALING_PARAMS,
+)
+from jq.compat.quark.quantization.config.data_type import DataType
+from jq.compat.quark.quantization.config.legacy import QuantizationConfig
+from jq.compat.quark.quantization.config.spec import (
+    CalibMethod,
+    QLayerConfig,
+    QTensorConfig,
+    QuantGranularity,
+    ScaleType,
+)
+from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat, VitisQuantFormat
+from jq.config import QuantConfig, presets
+from jq.errors import ConfigError, suggest
+from jq.formats import Block, Format, Integer
+from jq.graph import Graph
+from jq.placement import absorbed, rule_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """What Quark's config means: a config of jq's, and what else `jq.quantize` takes."""
+
+    config: QuantConfig
+    format: Any = "qdq"
+    opset: int | None = None
+    samples: int | None = None  # of the data; None for all
+    random: bool = False  # whether to calibrate on random data, whatever data there are
+    spill: str | os.PathLike[str] | None = None
+    summary: bool = True  # whether to print what came of it
+    notes: tuple[str, ...] = ()  # what is done otherwise than an option says
+
+
+def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algorithm.AlgoConfig] = ()) -> Translation:
+    """Return what a config of Quark's means for a float graph; a ConfigError names what cannot be had.
+
+    >>> import jq
+    >>> from jq.compat.quark import Config, get_default_config
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> translate(Config(get_default_config("XINT8")), graph).config == jq.presets["XINT8"]
+    True
+    """
+    if isinstance(config, QConfig):
+        settings, algorithms = _older(config), config.algo_config
+    elif isinstance(config, Config) and isinstance(config.global_quant_config, QuantizationConfig):
+        settings = config.global_quant_config
+    else:
+        raise ConfigError(f"expected a Config or a QConfig, not {type(config).__name__!r}")
+    extra = _options("extra_options", settings.extra_options)
+    settings = dataclasses.replace(settings, **{AS_FIELDS[k]: extra.pop(k) for k in [*extra] if k in AS_FIELDS})
+    extra.setdefault("MatMulConstBOnly", settings.enable_npu_transformer)
+    _check_switches(settings)
+    draft = _family(settings, extra, graph)
+    apply(FIELDS, {name: getattr(settings, name) for name in FIELDS}, draft, "QuantizationConfig")
+    _choose_nodes(settings, draft)
+    apply(EXTRA_OPTIONS, extra, draft, "extra_options")
+    _check_fused(extra)
+    if settings.include_fast_ft:
+        _finetune(_options("FastFinetune", extra.get("FastFinetune")), draft)
+    elif extra.get("FastFinetune"):
+        draft.notes.append("FastFinetune has no effect without include_fast_ft=True")
+    _algorithms(algorithms, draft)
+    if isinstance(config, QConfig):
+        _layers(config, draft)
+    return Translation(
+        draft.base.replace(**draft.changes),
+        _FILES[settings.quant_format],
+        draft.opset,
+        draft.samples,
+        draft.random,
+        draft.spill,
+        settings.print_summary,
+        tuple(draft.notes),
+    )
+
+
+def _options(name: str, given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is a {type(given).__name__}; expected options by name")
+    return dict(given)
+
+
+def _check_switches(settings: QuantizationConfig) -> None:
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise ConfigError(f"{field.name} is {value!r}; expected True or False")
+
+
+# ---------------------------------------------------------------------------------------------
+# Families: what decides which of Quark's quantizers is meant
+# ---------------------------------------------------------------------------------------------
+
+_METHODS: Mapping[Enum, tuple[str, str]] = {
+    CalibrationMethod.MinMax: ("float", "minmax"),
+    CalibrationMethod.Entropy: ("float", "entropy"),
+    CalibrationMethod.Percentile: ("float", "percentile"),
+    LayerWiseMethod.LayerWisePercentile: ("float", "layerwise_percentile"),
+    ExtendedCalibrationMethod.MinMSE: ("float", "mse"),
+    PowerOfTwoMethod.NonOverflow: ("power_of_two", "nonoverflow"),
+    PowerOfTwoMethod.MinMSE: ("power_of_two", "minmse"),
+}
+_FILES: Mapping[Enum, str] = {
+    QuantFormat.QDQ: "qdq",
+    QuantFormat.QOperator: "qoperator",
+    ExtendedQuantFormat.QDQ: "qdq",
+    ExtendedQuantFormat.QOperator: "qoperator",
+    VitisQuantFormat.QDQ: "vitis_qdq",
+    VitisQuantFormat.FixNeuron: "fix_neuron",
+}
+_TYPES: Mapping[str, Format] = {
+    "QInt4": formats.INT4,
+    "QUInt4": formats.UINT4,
+    "QInt8": formats.INT8,
+    "QUInt8": formats.UINT8,
+    "QInt16": formats.INT16,
+    "QUInt16": formats.UINT16,
+    "QFloat16": formats.FLOAT16,
+    "QBFloat16": formats.BFLOAT16,
+}
+_ATTENTION = ("Gemm", "MatMul")  # what enable_npu_transformer quantizes
+
+
+def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph) -> Draft:
+    """The preset that has the placement and the rewrites of one of Quark's quantizers, with formats and scales."""
+    _known("quant_format", settings.quant_format, _FILES)
+    if settings.use_dynamic_quant:
+        if settings.enable_npu_cnn or settings.enable_npu_transformer:
+            raise ConfigError("use_dynamic_quant=True: scales that are found as the model runs are not for the NPU")
+        draft = Draft(presets["UINT8_DYNAMIC_QUANT"], graph)
+        draft["weight"] = _type("weight_type", settings.weight_type, extra)
+        draft["weight_symmetric"] = _symmetric("WeightSymmetric", extra, draft["weight"].signed)
+        draft["per_channel"] = settings.per_channel
+        return draft
+    scale, method = _known("calibrate_method", settings.calibrate_method, _METHODS)
+    activation = _type("activation_type", settings.activation_type, extra)
+    weight = _type("weight_type", settings.weight_type, extra)
+    power = scale == "power_of_two"
+    if settings.enable_npu_cnn and not power:
+        raise ConfigError(
+            f"enable_npu_cnn=True with calibrate_method={settings.calibrate_method}: the NPU has scales that are powers "
+            "of two; take PowerOfTwoMethod.MinMSE or NonOverflow"
+        )
+    if settings.quant_format == VitisQuantFormat.FixNeuron and not power:
+        raise ConfigError(
+            f"quant_format=VitisQuantFormat.FixNeuron with calibrate_method={settings.calibrate_method}: a FixNeuron holds "
+            "one power of two; take a PowerOfTwoMethod, or QuantFormat.QDQ"
+        )
+    plain = isinstance(settings.quant_format, QuantFormat) and not settings.enable_npu_transformer
+    draft = Draft(presets["XINT8" if settings.enable_npu_cnn else "INT8_CNN_DEFAULT" if plain else "A8W8"], graph)
+    integers = isinstance(activation, Integer) and isinstance(weight, Integer)
+    draft.changes = {
+        "scale": scale,
+        "method": method,
+        "activation": activation,
+        "weight": weight,
+        "symmetric": _symmetric("ActivationSymmetric", extra, power or not isinstance(activation, Integer)),
+        "weight_symmetric": _symmetric(
+            "WeightSymmetric", extra, power or not isinstance(weight, Integer) or weight.signed
+        ),
+        "weight_method": "minmse" if method == "minmse" else "minmax",
+        "per_channel": settings.per_channel,
+        "bias": "int32" if integers and not settings.enable_npu_cnn else "weight",
+        "fuse_activations": not isinstance(weight, Block),  # as Quark places its quantizers of blocks
+        "cle": settings.include_cle,
+    }
+    if settings.enable_npu_transformer:
+        draft["op_types"] = _ATTENTION
+    if not settings.optimize_model:
+        draft["rewrites"] = tuple(r for r in draft["rewrites"] if r != "hard_swish_to_product")
+        draft.notes.append("optimize_model=False: jq always simplifies a graph, which leaves what it computes")
+    return draft
+
+
+def _known(field: str, value: Any, table: Mapping[Enum, Any]) -> Any:
+    if not isinstance(value, Enum) or value not in table:
+        raise ConfigError(f"{field} is {value!r}; there are {', '.join(map(str, table))}")
+    return table[value]
+
+
+def _symmetric(option: str, extra: Mapping[str, Any], otherwise: bool) -> bool:
+    found = extra.get(option)
+    if found is not None and not isinstance(found, bool):
+        raise ConfigError(f"{option} is {found!r}; expected True or False")
+    return otherwise if found is None else found
+
+
+def _type(field: str, value: Any, extra: Mapping[str, Any]) -> Format:
+    if isinstance(value, DataType):
+        found: Format = value.value
+        return found
+    name = value.name if isinstance(value, Enum) else None
+    if name == "QBFP":
+        return _block("BFPAttributes", extra, _BFP)
+    if name == "QMX":
+        return _block("MXAttributes", extra, _MX)
+    if name is None or name not in _TYPES:
+        known = ", ".join([*_TYPES, "QBFP", "QMX"])
+        raise ConfigError(f"{field} is {value!r}, which jq has not as a format of tensors; there are {known}")
+    return _TYPES[name]
+
+
+_BFP = (
+    (DEFAULT_BFP_PARAMS, formats.BFP16),
+    ({**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 11}, formats.MX4),
+    (DEFAULT_MICROEXPONENTS_PARAMS, formats.MX6),
+    ({**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 16}, formats.MX9),
+)
+_MX = tuple(
+    ({**DEFAULT_MICROSCALING_PARAMS, "element_dtype": block.element.name}, block)
+    for block in formats.BLOCKS.values()
+    if block.kind == "mx"
+)
+
+
+def _block(option: str, extra: Mapping[str, Any], known: Sequence[tuple[Mapping[str, Any], Block]]) -> Block:
+    """The block format that has these attributes; the axis is that which products are summed over, as in Quark."""
+    given = _options(option, extra.get(option))
+    for attributes, block in known:
+        if {**attributes, **given, "axis": 1} == attributes:
+            return block
+    blocks = "; ".join(f"{block}: {dict(attributes)}" for attributes, block in known)
+    raise ConfigError(f"{option} is {given!r}, of no format that jq has. There are {blocks}")
+
+
+def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
+    """Which nodes are quantized."""
+    graph = draft.graph
+    if types := names("op_types_to_quantize", settings.op_types_to_quantize):
+        draft["op_types"] = types
+    if more := names("extra_op_types_to_quantize", settings.extra_op_types_to_quantize):
+        draft["op_types"] = None if draft["op_types"] is None else tuple(dict.fromkeys((*draft["op_types"], *more)))
+    draft["input_nodes"] = names("input_nodes", settings.input_nodes)
+    draft["output_nodes"] = names("output_nodes", settings.output_nodes)
+    draft.exclude(_matching("nodes_to_exclude", settings.nodes_to_exclude, graph))
+    if settings.nodes_to_quantize:
+        chosen = set(_matching("nodes_to_quantize", settings.nodes_to_quantize, graph))
+        if unknown := sorted(chosen - {n.label for n in graph.nodes}):
+            near = suggest(unknown[0], [n.label for n in graph.nodes])
+            raise ConfigError(f"nodes_to_quantize: no node {unknown[0]!r}.{near}")
+        draft.exclude([n.label for n in graph.nodes if n.label not in chosen])
+    parts = settings.subgraphs_to_exclude or []
+    if not all(isinstance(part, (list, tuple)) and len(part) == 2 for part in parts):
+        raise ConfigError(f"subgraphs_to_exclude is {parts!r}; expected pairs ([first nodes], [last nodes])")
+    draft["exclude_subgraphs"] = tuple(
+        (names("subgraphs_to_exclude", first), names("subgraphs_to_exclude", last)) for first, last in parts
+    )
+
+
+def _matching(option: str, given: Any, graph: Graph) -> list[str]:
+    """Names of nodes; one that begins with ^ is a regular expression, as in Quark."""
+    found: list[str] = []
+    for name in names(option, given):
+        if not name.startswith("^"):
+            found.append(name)
+            continue
+        try:
+            matching = [n.label for n in graph.nodes if re.search(name, n.label)]
+        except re.error as error:
+            raise ConfigError(f"{option}: {name!r} is no regular expression: {error}") from error
+        if not matching:
+            raise ConfigError(f"{option}: no node has a name that {name!r} matches")
+        found += matching
+    return found
+
+
+def _check_fused(extra: Mapping[str, Any]) -> None:
+    """One switch serves the four activations that a convolution may be fused with."""
+    keys = [f"RemoveQDQConv{kind}" for kind in ("Clip", "Relu", "LeakyRelu", "PRelu")]
+    if len({extra.get(key, True) for key in keys}) > 1:
+        raise ConfigError(f"{', '.join(keys)} must be alike: jq fuses all of these activations, or none")
+
+
+# ---------------------------------------------------------------------------------------------
+# Algorithms
+# ---------------------------------------------------------------------------------------------
+
+_PARAMS = {"adaround": DEFAULT_ADAROUND_PARAMS, "adaquant": DEFAULT_ADAQUANT_PARAMS}
+
+
+def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] | None = None) -> None:
+    name = given.get("OptimAlgorithm", "adaround")
+    if not isinstance(name, str) or name not in _PARAMS:
+        raise ConfigError(f"OptimAlgorithm is {name!r}; there are {', '.join(_PARAMS)}.{suggest(str(name), _PARAMS)}")
+    draft["finetune"] = name
+    draft.usual = usual or {**_parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}
+    apply(
+        FAST_FINETUNE,
+        {k: v for k, v in given.items() if k not in draft.usual or v != draft.usual[k]},
+        draft,
+        "FastFinetune",
+    )
+
+
+def _parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:
+    """An algorithm's fields by the names that options have: num_iterations is NumIterations."""
+    short = {"lr": "LR", "qdq": "QDQ", "gds": "GDS", "cle": "CLE"}
+
+    def camel(field: str) -> str:
+        return "".join(short.get(part, part.title()) for part in field.split("_"))
+
+    return {camel(f.name): getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
+    tuned = [a for a in algorithms if isinstance(a, algorithm.FinetuneConfig)]
+    if len(tuned) > 1 or (tuned and draft["finetune"]):
+        raise ConfigError("AdaRound and AdaQuant both: give one of them")
+    for found in algorithms:
+        if isinstance(found, algorithm.CLEConfig):
+            apply(EXTRA_OPTIONS, _parameters(found), draft, "CLEConfig")
+            draft["cle"] = True
+        elif isinstance(found, algorithm.BiasCorrectionConfig):
+            draft["bias_correction"] = True
+        elif isinstance(found, algorithm.FinetuneConfig):
+            kind = "adaquant" if isinstance(found, algorithm.AdaQuantConfig) else "adaround"
+            _finetune({**_parameters(found), "OptimAlgorithm": kind}, draft, _parameters(type(found)()))
+        else:
+            raise ConfigError(
+                f"{type(found).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig and "
+                "AdaQuantConfig"
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# The newer config
+# ---------------------------------------------------------------------------------------------
+
+_NEWER_METHODS: Mapping[tuple[ScaleType, CalibMethod], Enum] = {
+    (ScaleType.Float32, CalibMethod.MinMax): CalibrationMethod.MinMax,
+    (ScaleType.Float32, CalibMethod.MinMSE): ExtendedCalibrationMethod.MinMSE,
+    (ScaleType.Float32, CalibMethod.Percentile): CalibrationMethod.Percentile,
+    (ScaleType.Float32, CalibMethod.Entropy): CalibrationMethod.Entropy,
+    (ScaleType.Float32, CalibMethod.LayerwisePercentile): LayerWiseMethod.LayerWisePercentile,
+    (ScaleType.PowerOf2, CalibMethod.MinMax): PowerOfTwoMethod.NonOverflow,
+    (ScaleType.PowerOf2, CalibMethod.MinMSE): PowerOfTwoMethod.MinMSE,
+}
+
+
+def _older(config: QConfig) -> QuantizationConfig:
+    """The older config that says the same of all layers."""
+    activation, weight = _inputs(config.global_config), config.global_config.weight
+    if activation is None or weight is None:
+        raise ConfigError("global_config needs input_tensors and weight")
+    if activation.scale_type != weight.scale_type:
+        raise ConfigError("input_tensors and weight need the same scale_type: jq has one kind of scale in a model")
+    method = _NEWER_METHODS.get((activation.scale_type, activation.calibration_method))
+    if method is None:
+        raise ConfigError(
+            f"{activation.calibration_method} with {activation.scale_type} cannot be had; there are "
+            + ", ".join(f"{m} with {s}" for s, m in _NEWER_METHODS)
+        )
+    if activation.quant_granularity != QuantGranularity.Tensor or weight.quant_granularity == QuantGranularity.Group:
+        raise ConfigError("activations have one scale per tensor; weights one per tensor, or per channel")
+    eight = {DataType.Int8, DataType.UInt8}
+    power = activation.scale_type == ScaleType.PowerOf2
+    extra = config.extra_options | {"ActivationSymmetric": activation.symmetric, "WeightSymmetric": weight.symmetric}
+    if weight.calibration_method == CalibMethod.MinMSE and not power:
+        extra.setdefault("WeightCalibrateMethod", ExtendedCalibrationMethod.MinMSE)
+    return QuantizationConfig(
+        calibrate_method=method,
+        quant_format=QuantFormat.QDQ if {activation.data_type, weight.data_type} <= eight else ExtendedQuantFormat.QDQ,
+        activation_type=activation.data_type,
+        weight_type=weight.data_type,
+        per_channel=weight.quant_granularity == QuantGranularity.Channel,
+        nodes_to_exclude=[e for e in config.exclude if isinstance(e, str)],
+        subgraphs_to_exclude=[e for e in config.exclude if not isinstance(e, str)],
+        use_external_data_format=config.use_external_data_format,
+        include_cle=False,  # CLEConfig, among the algorithms, says otherwise
+        enable_npu_cnn=power,
+        extra_options=extra,
+    )
+
+
+def _inputs(layer: QLayerConfig) -> QTensorConfig | None:
+    if layer.input_tensors is not None and layer.activation is not None:
+        raise ConfigError("activation is the older name of input_tensors: give one of them")
+    return layer.input_tensors or layer.activation
+
+
+def _layers(config: QConfig, draft: Draft) -> None:
+    """What holds for some layers only, as overrides of nodes."""
+    graph = draft.graph
+    for layer, given in config.layer_type_config.items():
+        types = names("layer_type_config", given)
+        found = [n.label for n in graph.nodes if n.op_type in types]
+        if not found:
+            draft.notes.append(f"layer_type_config: the model has no {' or '.join(types)}")
+        if layer is None:
+            draft.exclude(found)
+        else:
+            _override(layer, found, config.global_config, draft)
+    for layer, given in config.specific_layer_config.items():
+        _override(layer, _matching("specific_layer_config", given, graph), config.global_config, draft)
+
+
+def _override(layer: QLayerConfig, nodes: Sequence[str], everywhere: QLayerConfig, draft: Draft) -> None:
+    """A node's weights have its own options, and so has what it makes; what it reads has those of other nodes."""
+    options: dict[str, Any] = {}
+    if layer.weight is not None:
+        _check_alike("weight", layer.weight, everywhere.weight, draft)
+        channels = layer.weight.quant_granularity == QuantGranularity.Channel
+        options = {"weight": layer.weight.data_type.value, "weight_symmetric": layer.weight.symmetric}
+        options |= {"per_channel": channels}
+    if layer.bias is not None:
+        options["bias"] = _bias(layer)
+    for name in nodes if options else ():
+        draft.override(literal(name), **options)
+    usual = _inputs(everywhere)
+    for role, spec in (("input_tensors", _inputs(layer)), ("output_tensors", layer.output_tensors)):
+        if spec is None or (role == "input_tensors" and _made(spec) == _made(usual)):
+            continue
+        _check_alike(role, spec, usual, draft)
+        for name in nodes:
+            for maker in _makers(name, role, draft):
+                draft.override(literal(maker), **_made(spec))
+
+
+def _check_alike(role: str, spec: QTensorConfig, usual: QTensorConfig | None, draft: Draft) -> None:
+    """Of integers, the format is a layer's own, the way to a scale that of the whole model, as in Quark."""
+    if usual is None or not isinstance(spec.data_type.value, Integer):
+        return
+    for field in ("scale_type", "calibration_method"):
+        if getattr(spec, field) != getattr(usual, field):
+            draft.notes.append(f"{role} of some layers: {field} is that of global_config, {getattr(usual, field)}")
+
+
+def _made(spec: QTensorConfig | None) -> dict[str, Any]:
+    return {} if spec is None else {"activation": spec.data_type.value, "symmetric": spec.symmetric}
+
+
+def _bias(layer: QLayerConfig) -> str:
+    assert layer.bias is not None
+    if layer.bias.data_type == DataType.Int32:
+        return "int32"
+    if layer.weight is not None and layer.bias.data_type == layer.weight.data_type:
+        return "weight"
+    raise ConfigError(f"bias of {layer.bias.data_type}: a bias is int32, or has the format of its layer's weight")
+
+
+def _makers(name: str, role: str, draft: Draft) -> list[str]:
+    """The nodes whose options are those of what a node reads, or makes."""
+    graph, found = draft.cleaned, []
+    node = next((n for n in graph.nodes if n.label == name), None)
+    if node is None:
+        raise ConfigError(f"{role} of node {name!r}: simplification has left no such node")
+    fused = absorbed(graph) if draft["fuse_activations"] else {}
+    for tensor in node.outputs if role == "output_tensors" else node.inputs:
+        if not tensor or tensor in graph.arrays:
+            continue
+        while tensor in fused:  # what is rounded is the activation behind it
+            tensor = fused[tensor].outputs[0]
+        maker = graph.producer.get(tensor)
+        while maker is not None and (rule := rule_of(graph, maker)) is not None and rule.shares:
+            maker = graph.producer.get(maker.inputs[0])  # values that only move have the scale where they come from
+        if maker is None or {v.name for v in graph.inputs} & {*maker.inputs}:
+            raise ConfigError(
+                f"{role} of node {name!r}: {tensor!r} is an input of the model or made from one, and an input has the "
+                "format that is global_config's"
+            )
+        found.append(maker.label)
+    return found

@@ -1,0 +1,94 @@
+"""Names, fields and defaults are the vendor's: by lists that are written down here, and by Quark itself if it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from jq.compat import quark
+from jq.compat.quark import QConfig, QTensorConfig, QuantizationConfig, get_default_config, get_default_config_mapping
+from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS
+from jq.compat.quark.quantization.config import custom_config
+
+PATHS = {
+    "": ("ModelQuantizer", "QConfig", "QuantType", "QuantFormat", "PowerOfTwoMethod", "CalibrationMethod"),
+    ".quantization": ("QConfig", "CLEConfig", "AdaRoundConfig"),
+    ".quantization.config": ("Config", "QuantizationConfig", "get_default_config", "QConfig"),
+    ".quantization.config.config": ("Config", "QuantizationConfig", "QConfig"),
+    ".quantization.config.custom_config": (
+        "XINT8_CONFIG", "A8W8_ADAROUND_CONFIG", "XINT8_WEIGHTSONLY_ADAROUND_CONFIG", "XINT8_ADAROUND_QCONFIG",
+        "DEFAULT_ADAROUND_PARAMS", "DefaultConfigMapping", "get_default_config",
+    ),
+    ".quantization.config.spec": ("QLayerConfig", "XInt8Spec", "CalibMethod", "ScaleType"),
+    ".quantization.config.data_type": ("Int8", "BFP16", "DataType"),
+    ".calibration": ("PowerOfTwoMethod", "LayerWiseMethod"),
+    ".quantization.quant_utils": ("ExtendedQuantFormat", "ExtendedQuantType", "VitisQuantFormat"),
+}  # fmt: skip
+DEFAULTS = {
+    "include_cle": True, "include_fast_ft": False, "enable_npu_cnn": False, "optimize_model": True,
+    "per_channel": False, "print_summary": True, "calibrate_method": quark.CalibrationMethod.MinMax,
+    "activation_type": quark.QuantType.QInt8, "execution_providers": ["CPUExecutionProvider"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_names_are_imported_from(path: str) -> None:
+    module = importlib.import_module(f"jq.compat.quark{path}")
+    for name in PATHS[path]:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="NOTHING_CONFIG"):
+        _ = custom_config.NOTHING_CONFIG
+
+
+def test_defaults() -> None:
+    config = QuantizationConfig()
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    assert len(get_default_config_mapping()) == 65
+    assert QConfig.get_default_config("XINT8").global_quant_config == get_default_config("XINT8")
+    assert quark.DEFAULT_ADAQUANT_PARAMS["LearningRate"] == 1e-5
+    assert quark.DataType.Int8 is quark.Int8
+
+
+def plain(value: Any) -> Any:
+    """A value of either package without its classes."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, dict):
+        return {plain(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, type):
+        return value.__name__
+    if dataclasses.is_dataclass(value) or type(value).__module__.startswith("quark"):
+        return {k: plain(v) for k, v in vars(value).items() if k not in ("name", "log_severity_level")}
+    return value
+
+
+def test_quark_itself() -> None:
+    """Configs, fields, defaults, enums and specs, held against the installed package."""
+    theirs = pytest.importorskip("quark.onnx", reason="AMD Quark is not installed")
+    constants = importlib.import_module("quark.onnx.quantization.config.custom_config")
+    for name in dir(constants):
+        if name.endswith("_CONFIG"):
+            assert plain(getattr(custom_config, name)) == plain(getattr(constants, name)), name
+        elif name.startswith("DEFAULT_") or name.endswith("_QCONFIG"):
+            assert hasattr(custom_config, name)
+    for name in quark.__all__:
+        ours, other = getattr(quark, name), getattr(theirs, name, None)
+        if other is None or not isinstance(other, type):
+            continue
+        if issubclass(other, Enum):
+            assert {m.name: m.value for m in ours} == {m.name: m.value for m in other}, name
+        elif name.endswith("Config") and name not in ("Config", "QConfig", "AlgoConfig"):
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(other).parameters), name
+        if name.endswith(("Spec", "RoundConfig", "QuantConfig", "CLEConfig", "GPTQConfig", "QuarotConfig")):
+            assert plain(ours()) == plain(other()), name
+    known = importlib.import_module("quark.onnx.quantization.config.maps").QCONFIG_ALL_PARAMS
+    unknown = known - EXTRA_OPTIONS.keys() - AS_FIELDS.keys() - {f.name for f in dataclasses.fields(QConfig)}
+    assert not unknown
+    assert issubclass(quark.XInt8Spec, QTensorConfig)
