@@ -25,7 +25,7 @@ class AdaQuant:
     """How weights are learned from the quadratic form of a layer's error."""
 
     steps: int = 75
-    learning_rate: float = 0.01  # codes per step, at first
+    learning_rate: float = 0.02  # codes per step, at first
 
     def __call__(self, columns: Array, found: QParams, form: Form) -> Array:
         """The weights (groups, K, outputs) of least error that were seen, rounded."""

@@ -168,7 +168,7 @@ def test_adaquant_may_go_to_codes_that_are_not_beside():
     """What the inputs are off asks for weights that are further away."""
     form = random_form(4, 8, 1, off=1.0)
     w = np.full((1, 8, 1), 0.1, np.float32)
-    result, error, plain = rounded(AdaQuant(learning_rate=0.05), w, ONE, form)
+    result, error, plain = rounded(AdaQuant(steps=150, learning_rate=0.05), w, ONE, form)
     assert not set(np.rint(np.asarray(result).ravel() * 4)) <= {0, 1} and error < 0.5 * plain
 
 

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...] | 
     "matmul_narrow": ("MatMul", (8, 7, 6), (6, 2), None, {}),
     "matmul_4": ("MatMul", (8, 2, 3, 6), (6, 6), None, {}),
 }
+PRODUCTS = [name for name, case in CASES.items() if case[0] != "Conv"]  # whose channels are last
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,47 +86,45 @@ def parts(name: str) -> tuple[Any, Node, np.ndarray, np.ndarray, np.ndarray, np.
 
 @functools.cache
 def noisy(name: str) -> np.ndarray:
-    """What the results of a layer might be off by."""
-    y, rng = parts(name)[4], np.random.default_rng(5)
-    return (0.1 * y * (rng.random(y.shape) < 0.5) + 0.2 * rng.standard_normal(y.shape) - 0.1).astype(np.float32)
+    """What the input of a layer might be off by."""
+    x, rng = parts(name)[2], np.random.default_rng(5)
+    return (0.1 * x * (rng.random(x.shape) < 0.5) + 0.2 * rng.standard_normal(x.shape) - 0.1).astype(np.float32)
 
 
 @functools.cache
 def reordered(name: str, every: int = 1) -> tuple[np.ndarray, ...]:
-    """Rows, results of what is computed and of noise, columns, and the weight back from them; at some places or all."""
+    """Rows of the input and of noise, columns, and the weight back from them; at some places or all."""
     linear, node, x, w, y, _ = parts(name)
     places = None if every == 1 else np.arange(y[0, 0].size)[1::every]
 
     @jax.jit
-    def made(x: Any, w: Any, y: Any, e: Any) -> tuple[Any, ...]:
+    def made(x: Any, w: Any, off: Any) -> tuple[Any, ...]:
         columns = linear.columns(w, node.attrs)
         back = linear.weights(columns, w.shape, node.attrs)
-        return (
-            linear.rows(x, w, node.attrs, places),
-            *(linear.results(v, node.attrs, places) for v in (y, e)),
-            columns,
-            back,
-        )
+        return *(linear.rows(v, w, node.attrs, places) for v in (x, off)), columns, back
 
-    return tuple(np.asarray(a) for a in made(x, w, y, noisy(name)))
+    return tuple(np.asarray(a) for a in made(x, w, noisy(name)))
 
 
-def flat(results: np.ndarray) -> np.ndarray:
-    """(positions, outputs / groups, groups) as positions by channels."""
-    return np.moveaxis(np.asarray(results), -1, 1).reshape(len(results), -1)
+def flat(name: str) -> np.ndarray:
+    """The results of a layer as positions by channels."""
+    y = parts(name)[4]
+    return (np.moveaxis(y, 1, -1) if name not in PRODUCTS else y).reshape(
+        -1, y.shape[1 if name not in PRODUCTS else -1]
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_times_columns_are_the_operator(name):
-    rows, y, _, columns, _ = reordered(name)
+    rows, _, columns, _ = reordered(name)
     have = np.einsum("pkg,gko->pgo", rows.astype(np.float64), columns.astype(np.float64)).reshape(len(rows), -1)
-    np.testing.assert_allclose(have + parts(name)[5], flat(y), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(have + parts(name)[5], flat(name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["padded", "grouped", "depthwise", "line"])
 def test_rows_at_some_places_are_those_of_all(name):
     images = len(parts(name)[2])
-    for every, some in zip(reordered(name)[:3], reordered(name, 3)[:3], strict=True):
+    for every, some in zip(reordered(name)[:2], reordered(name, 3)[:2], strict=True):
         every, some = (a.reshape(images, -1, *a.shape[1:]) for a in (every, some))
         np.testing.assert_array_equal(some, every[:, 1::3])
 
@@ -140,12 +139,12 @@ def test_columns_are_weights_in_another_order(name):
 
 @functools.cache
 def program(name: str, samples: int) -> Any:
-    """Of input, error and what counts, and a change of the weight: the form, its value, gradient and best bias."""
+    """Of input, what it is off by and what counts, and a change of the weight: the form, its value, gradient and best bias."""
     linear, node, _, w, _, _ = parts(name)
 
     @jax.jit
-    def made(x: Any, e: Any, valid: Any, d: Any) -> tuple[Any, ...]:
-        form = Form.of(sums(linear, node.attrs, x, jnp.asarray(w), e, valid, samples))
+    def made(x: Any, off: Any, valid: Any, d: Any) -> tuple[Any, ...]:
+        form = Form.of(sums(linear, node.attrs, x, off, jnp.asarray(w), valid, samples))
         return form, form(d), form(0 * d), form.gradient(d), form.shift(d)[:, 0]
 
     return made
@@ -165,12 +164,13 @@ class Found:
 
 @functools.cache
 def formed(name: str, left_out: int = 0, samples: int = 1) -> Found:
-    """The form of a layer whose outputs are off by noise, at a random change of its weight."""
-    x, e = parts(name)[2], noisy(name)
-    rows, _, off, columns, _ = reordered(name)
-    valid = np.arange(len(e)) < len(e) - left_out
+    """The form of a layer whose inputs are off by noise, at a random change of its weight."""
+    x = parts(name)[2]
+    rows, of_noise, columns, _ = reordered(name)
+    off = np.einsum("pkg,gko->pog", of_noise.astype(np.float64), columns.astype(np.float64))
+    valid = np.arange(len(x)) < len(x) - left_out
     d = 0.1 * np.random.default_rng(7).standard_normal(columns.shape).astype(np.float32)
-    form, *found = program(name, samples)(x, e, valid.astype(np.float32), d)
+    form, *found = program(name, samples)(x, noisy(name), valid.astype(np.float32), d)
     seen = np.repeat(valid, len(rows) // len(valid))
     error, start, gradient, shift = (np.asarray(a, np.float64) for a in found)
     return Found(
@@ -219,19 +219,22 @@ def test_feeds_that_are_not_valid_do_not_count(name):
 
 
 def test_chunks_add_up():
-    linear, node, x, w, y, _ = parts("grouped")
-    part = jax.jit(lambda x, e: sums(linear, node.attrs, x, jnp.asarray(w), e, jnp.ones(len(x)), 1))
-    whole, halves = part(x, y), [part(x[i::2], y[i::2]) for i in (0, 1)]
+    linear, node, x, w, _, _ = parts("grouped")
+    off = noisy("grouped")
+    part = jax.jit(lambda x, off: sums(linear, node.attrs, x, off, jnp.asarray(w), jnp.ones(len(x)), 1))
+    whole, halves = part(x, off), [part(x[i::2], off[i::2]) for i in (0, 1)]
     for name in vars(whole):
         have, want = getattr(halves[0], name) + getattr(halves[1], name), getattr(whole, name)
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["padded", "depthwise"])
-def test_means_are_of_all_positions_where_products_are_of_some(name):
-    """With many samples, some positions of each image are enough for covariances; biases hang on all."""
-    found = formed(name, samples=100000)
-    _, shift = direct(found.rows, found.off, found.change)
-    np.testing.assert_allclose(found.shift, shift, rtol=1e-3, atol=2e-5)
-    assert not np.allclose(found.form.a, formed(name).form.a)
-    assert np.all(np.linalg.eigvalsh(np.asarray(found.form.a, np.float64)) > -1e-5)
+def test_with_many_samples_some_positions_of_each_image_are_enough(name):
+    some, every = formed(name, samples=100000).form, formed(name).form
+    assert not np.allclose(some.a, every.a)
+    assert np.all(np.linalg.eigvalsh(np.asarray(some.a, np.float64)) > -1e-5)
+    x = parts(name)[2]
+    linear, node, _, w, _, _ = parts(name)
+    ones = jnp.ones(len(x))
+    found = sums(linear, node.attrs, jnp.asarray(x), jnp.asarray(noisy(name)), jnp.asarray(w), ones, 100000)
+    assert float(found.count) == len(x)  # one of each
