@@ -53,10 +53,10 @@ def cosine(reference: ArrayLike, other: ArrayLike) -> float:
         return float(one == two)
     if not math.isfinite(one + two):
         return math.nan
-    dot = xx = yy = 0.0
+    dot, xx, yy = 0.0, 0.0, 0.0
     for a, b in zip(_blocks(x), _blocks(y), strict=True):
         a, b = a / one, b / two  # squares of very large or small values stay in range
-        dot, xx, yy = dot + a @ b, xx + a @ a, yy + b @ b
+        dot, xx, yy = dot + float(a @ b), xx + float(a @ a), yy + float(b @ b)
     return float(np.clip(dot / math.sqrt(xx * yy), -1, 1))
 
 
