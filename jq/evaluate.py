@@ -127,7 +127,7 @@ class Evaluation:
             "compared": len(self.rows),
             "identical": self.identical,
             "totals": {k: dataclasses.asdict(v) for k, v in self.totals.items()},
-            "results": [{k: _finite(v) for k, v in dataclasses.asdict(row).items()} for row in self.rows],
+            "results": [_plain(row) for row in self.rows],
             "findings": [dataclasses.asdict(f) for f in self.findings],
         }
 
@@ -272,5 +272,7 @@ def _image_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return axes if min(shape[a] for a in axes) >= metrics.SSIM_WINDOW else None
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(row: Row) -> dict[str, Any]:
+    """A row as JSON can hold it."""
+    found = dataclasses.asdict(row) | {"shape": list(row.shape)}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}

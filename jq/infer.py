@@ -17,6 +17,7 @@ from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.graph import Graph
 from jq.integer import TARGETS
 from jq.integer import load as load_chip
+from jq.layout import pack
 from jq.onnx_read import load
 from jq.pipeline import Source as Model
 from jq.progress import progress_bar
@@ -110,8 +111,8 @@ def _reading(graph: Graph, reading: str, original: Model | None) -> Reading:
     if reading == "jq":
         import jax
 
-        fn = jax.jit(trace(graph))
-        return lambda feed: fn(graph.params, feed)
+        fn, params = jax.jit(trace(graph)), pack(graph)
+        return lambda feed: fn(params, feed)
     if reading in TARGETS:
         return load_chip(graph, reading)
     raise ConfigError(f"there is no reading {reading!r}; there are {', '.join(READINGS)}.{suggest(reading, READINGS)}")

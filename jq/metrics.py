@@ -6,6 +6,7 @@ data make the distances NaN or Inf; arrays that cannot be compared are a `DataEr
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -193,7 +194,7 @@ def _blurred(plane: np.ndarray) -> np.ndarray:
     line /= line.sum()
     for _ in range(2):
         inside = plane.shape[0] - SSIM_WINDOW + 1
-        plane = np.sum([w * plane[i : i + inside] for i, w in enumerate(line)], axis=0).T
+        plane = functools.reduce(np.add, (w * plane[i : i + inside] for i, w in enumerate(line))).T
     return plane
 
 
