@@ -131,7 +131,7 @@ def _accuracy(top1: np.ndarray, top5: np.ndarray | None) -> Accuracy:
 
 
 def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> Scores:
-    """Return the scores in a folder of results, sorted by name: a file is one sample, or several in [samples, classes].
+    """Return the scores in a folder of results, in their order: a file is one sample, or several in [samples, classes].
 
     Where a model has several outputs, `output` is the folder of one of them.
 
@@ -216,9 +216,9 @@ def read_labels(path: str | os.PathLike[str], offset: int = 0) -> Labels:
         raise DataError(f"{path}: expected labels in a file with one of {', '.join(_LABELS)}")
     if path.suffix.lower() in (".npy", ".npz"):
         return Labels(_from_array(path) + offset)
-    if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {path}: no regular file")
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"cannot read {path}: no regular file")
         text = path.read_text(encoding="utf-8-sig")
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline="")) if any(row)]
     except (OSError, ValueError, csv.Error) as error:

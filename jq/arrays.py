@@ -40,9 +40,9 @@ def opened(path: Path) -> Iterator[np.ndarray | Archive]:
     ...         sorted(archive.members), archive.read("b")
     (['a', 'b'], array([1., 1., 1., 1.]))
     """
-    if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {path}: no regular file")  # of a pipe, reading would wait for ever
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"cannot read {path}: no regular file")  # of a pipe, reading would wait for ever
         found = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(found, np.ndarray):
             yield found

@@ -47,8 +47,8 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
+        raise DataError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class ImageFolder:
 
 
 def files_of(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """Return the files with such names in a folder and those below, sorted; hidden ones are not looked at."""
+    """Return the files with such names in a folder and those below, in order; hidden ones are not looked at."""
     found, seen = [], set()
 
     def refuse(error: OSError) -> None:
@@ -74,7 +74,16 @@ def files_of(folder: Path, suffixes: Iterable[str]) -> list[Path]:
         seen.add(real)
         folders[:] = [f for f in folders if not f.startswith(".")]
         found += [Path(root, n) for n in names if not n.startswith(".") and Path(n).suffix.lower() in suffixes]
-    return sorted(found)
+    return sorted(found, key=in_order)
+
+
+def in_order(path: PurePath) -> tuple[tuple[str, ...], str]:
+    """Return the key by which samples are sorted: by path, the ending last, so that results lie in the order of their data.
+
+    >>> sorted(map(PurePath, ["a/b.npy", "a.o.npy", "a-b.npy", "a.npy"]), key=in_order)[0]
+    PurePosixPath('a.npy')
+    """
+    return path.with_suffix("").parts, path.suffix
 
 
 def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path]], Callable[[list[Path]], Feed]]:
@@ -177,9 +186,9 @@ def _pixels(
 def _opened(file: Path) -> Iterator[Any]:
     """Yield the open image; what fails inside is a DataError."""
     pillow = _pillow()
-    if file.exists() and not file.is_file():
-        raise DataError(f"cannot read the image {file}: no regular file")  # of a pipe, reading would wait for ever
     try:
+        if file.exists() and not file.is_file():
+            raise DataError(f"cannot read the image {file}: no regular file")  # of a pipe, reading would wait for ever
         with pillow.open(file) as image:
             yield image
     except Error:

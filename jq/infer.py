@@ -50,7 +50,7 @@ def infer(
     >>> with tempfile.TemporaryDirectory() as parent:
     ...     found = jq.infer(jq.zoo.path("fashion_resnet"), images[:3], f"{parent}/float")
     ...     sorted(os.listdir(f"{parent}/float"))
-    ['000000.npy', '000001.npy', '000002.npy', 'manifest.json']
+    ['00000000.npy', '00000001.npy', '00000002.npy', 'manifest.json']
     >>> found["samples"], found["outputs"]
     (3, [{'name': 'logits', 'folder': '.', 'dtype': 'float32'}])
     """
@@ -92,7 +92,7 @@ def samples(
     >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
     >>> source = open_source(jq.zoo.evaluation_set()[0][:2], graph.inputs)
     >>> [(name, outputs["logits"].shape) for name, outputs in samples(graph, source)]
-    [('000000', (1, 10)), ('000001', (1, 10))]
+    [('00000000', (1, 10)), ('00000001', (1, 10))]
     """
     limit, run = sample_limit(limit), _reading(graph, reading, original)
     total = source.length if limit is None else min(limit, source.length or limit)
@@ -100,7 +100,7 @@ def samples(
     named = source.names if source.names and len(set(source.names)) == len(source.names) else None
     with progress_bar("infer", total) as advance:
         for i, feed in enumerate(itertools.islice(source.feeds(), limit)):
-            yield named[i] if named else f"{i:06}", {k: _storable(k, v) for k, v in run(feed).items()}
+            yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(feed).items()}
             advance(1)
 
 

@@ -30,7 +30,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return the results in a folder and those below, sorted; the arrays of an .npz are entries of their own.
+    """Return the results in a folder and those below, in the order of samples; the arrays of an .npz are entries too.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def entries(folder: Path) -> list[Entry]:
     found = [entry for file in images.files_of(folder, SUFFIXES) for entry in _entries(folder, file)]
     if not found:
         raise DataError(f"{folder} holds no results; expected files with one of {', '.join(sorted(SUFFIXES))}")
-    return sorted(found, key=lambda entry: (entry.key, entry.file))
+    return found
 
 
 def _entries(folder: Path, file: Path) -> Iterator[Entry]:

@@ -57,8 +57,16 @@ def test_the_command(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     models = ("--model", str(jq.zoo.path("fashion_mobilenet")), "--model", str(folder / "q.onnx"))
     code, out, _ = run(capfd, "evaluate", *models, "--data", str(folder / "data.npz"), *labels)
     assert code == 0 and all(f"top-1 {t:.2%}" in out for t in top1) and "p = " in out
-    for wrong in (models[:2] * 2, models, (*models, str(folder / "float"))):
-        assert run(capfd, "evaluate", *wrong, *(labels if wrong is not models else ()))[0] == 2
+    data, results = ("--data", str(folder / "data.npz")), str(folder / "float")
+    for wrong, match in (
+        ((*models, *labels), "go together"),
+        ((results, *labels, *data), "go together"),
+        ((*models, *data), "--labels"),
+        ((*models, *data, *labels, results), "no folders"),
+        ((*models[:2] * 2, *data, *labels), "given twice"),
+    ):
+        code, out, err = run(capfd, "evaluate", *wrong)
+        assert (code, out) == (2, "") and match in err
 
 
 @pytest.mark.parametrize(
@@ -157,6 +165,21 @@ def test_several_outputs_are_told_apart(tmp_path: Path) -> None:
         folder_scores(tmp_path, "probabilities")
     with pytest.raises(ConfigError, match="outputs logits"):
         model_scores(jq.zoo.path("fashion_resnet"), IMAGES[:2], "probabilities")
+
+
+def test_results_lie_in_the_order_of_their_data(tmp_path: Path) -> None:
+    """Labels without names fit both the data and the results, whatever files are called."""
+    image = pytest.importorskip("PIL.Image")
+    for i, name in enumerate(("a", "a-b", "a.o", "a b", "A", "a/z", "a-/c", "b")):
+        path = tmp_path / f"data/{name}.{('png', 'bmp')[i % 2]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.new("L", (28, 28), i * 30).save(path)
+    model = jq.zoo.path("fashion_resnet")
+    data = jq.images.ImageFolder(tmp_path / "data")
+    jq.infer(model, data, tmp_path / "found")
+    scores, again = model_scores(model, data), folder_scores(tmp_path / "found")
+    assert scores.names == again.names and len(set(scores.names or ())) == 8
+    np.testing.assert_array_equal(scores.values, again.values)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3, 4), (0, 4)])

@@ -50,7 +50,7 @@ def test_bundled_models_float_and_quantized(name: str, tmp_path: Path) -> None:
     jq.infer(jq.zoo.path(name), images, tmp_path / "float")
     jq.infer(model, images, tmp_path / "quantized")
     found = compare_folders(tmp_path / "float", tmp_path / "quantized")
-    assert found.complete and [row.key for row in found.rows] == [f"{i:06}" for i in range(12)]
+    assert found.complete and [row.key for row in found.rows] == [f"{i:08}" for i in range(12)]
     import onnxruntime
 
     original = jq.zoo.path(name).read_bytes()

@@ -38,7 +38,7 @@ def held(folder: Path) -> dict[str, np.ndarray]:
 def test_outputs_are_onnxruntimes(tmp_path: Path) -> None:
     manifest = jq.infer(MODEL, IMAGES, tmp_path / "new/found")
     found = held(tmp_path / "new/found")
-    assert list(found) == [f"{i:06}.npy" for i in range(6)]
+    assert list(found) == [f"{i:08}.npy" for i in range(6)]
     (wanted,) = onnxruntime_outputs(onnx.load(MODEL), {"input": IMAGES})
     np.testing.assert_allclose(np.concatenate(list(found.values())), wanted, rtol=1e-4, atol=1e-5)
     assert json.loads((tmp_path / "new/found/manifest.json").read_text()) == manifest
@@ -52,7 +52,7 @@ def test_the_readings(tmp_path: Path) -> None:
         jq.infer(model, IMAGES, tmp_path / reading, reading=reading, limit=2)
     theirs, mine, same, chip = (held(tmp_path / r) for r in ("onnxruntime", "jq", "ort", "aie2_x1"))
     expected = jq.integer.load(model, "aie2_x1")({"input": IMAGES[:1]})["logits"]
-    np.testing.assert_array_equal(chip["000000.npy"], expected)
+    np.testing.assert_array_equal(chip["00000000.npy"], expected)
     for name, array in theirs.items():
         np.testing.assert_array_equal(same[name], array)
         np.testing.assert_allclose(mine[name], array, atol=0.5)
@@ -82,7 +82,7 @@ def test_files_are_called_like_those_of_the_data(tmp_path: Path) -> None:
     assert {k: v[0, 0] for k, v in held(tmp_path / "found").items()} == {"a.npy": 1, "b.c.npy": 0, "cats/d.npy": 2}
     np.savez(data / "a.npz", x=np.zeros(3, np.float32))  # now two samples are called "a"
     jq.infer(several_outputs("y"), data, tmp_path / "numbers")
-    assert sorted(held(tmp_path / "numbers")) == [f"{i:06}.npy" for i in range(4)]
+    assert sorted(held(tmp_path / "numbers")) == [f"{i:08}.npy" for i in range(4)]
 
 
 def test_images_have_names_if_they_are_samples(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_images_have_names_if_they_are_samples(tmp_path: Path) -> None:
 def test_a_fixed_batch_is_one_file(tmp_path: Path) -> None:
     jq.infer(several_outputs("y", batch=2), np.arange(12, dtype=np.float32).reshape(4, 3), tmp_path / "found")
     found = held(tmp_path / "found")
-    assert [a.shape for a in found.values()] == [(2, 3)] * 2 and found["000001.npy"][1, 2] == 11
+    assert [a.shape for a in found.values()] == [(2, 3)] * 2 and found["00000001.npy"][1, 2] == 11
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
@@ -118,8 +118,9 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     assert (tmp_path / "full/mine.txt").read_text() == (tmp_path / "file").read_text() == "keep"
     jq.infer(several_outputs("y"), np.zeros((1, 3), np.float32), tmp_path / "empty")
     assert len(held(tmp_path / "empty")) == 1
-    with pytest.raises(DataError, match="cannot write"):
-        jq.infer(several_outputs("y"), np.zeros((1, 3), np.float32), tmp_path / "file" / "below")
+    for name in ("file/below", "null\0byte", "long" * 100):
+        with pytest.raises(DataError, match="cannot write"):
+            jq.infer(several_outputs("y"), np.zeros((1, 3), np.float32), tmp_path / name)
 
 
 def test_outputs_that_are_no_arrays_of_numbers(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def evaluate(
         raise ConfigError(
             f"found {len(results)} folders of results; expected two, a baseline's and a quantized model's"
         )
+    if bool(models) != (data is not None):
+        raise ConfigError("--model and --data go together")
     if len(set(models)) < len(models):
         raise ConfigError(f"--model {models[0]} is given twice; expected two models")
     if csv is not None and len(results) != 2:
