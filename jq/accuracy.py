@@ -151,9 +151,7 @@ def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> 
     return _stacked(((e.key, e.read()) for e in found), str(folder))
 
 
-def model_scores(
-    model: Model, data: Any, output: str | None = None, *, reading: str = "onnxruntime", limit: int | None = None
-) -> Scores:
+def model_scores(model: Model, data: Any, output: str | None = None, *, reading: str = "onnxruntime") -> Scores:
     """Return the scores of a classifier on data, run as `jq.infer` runs it.
 
     >>> import jq
@@ -166,7 +164,7 @@ def model_scores(
     if chosen not in names:
         raise ConfigError(f"output {output!r}: the model has the outputs {_shown(names)}; name the one with the scores")
     source = open_source(data, graph.inputs)
-    found = samples(graph, source, reading=reading, limit=limit, original=model)
+    found = samples(graph, source, reading=reading, original=model)
     return _stacked(((name, outputs[chosen]) for name, outputs in found), f"output {chosen!r}")
 
 

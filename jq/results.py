@@ -66,7 +66,9 @@ def _entries(folder: Path, file: Path) -> Iterator[Entry]:
         for name in members:
             yield Entry(f"{key}/{name}", inside.as_posix(), suffix, functools.partial(_member, file, name))
     else:
-        yield Entry(key, inside.as_posix(), suffix, functools.partial(_array if suffix == ".npy" else _image, file))
+        yield Entry(
+            key, inside.as_posix(), suffix, functools.partial(_array if suffix == ".npy" else images.stored, file)
+        )
 
 
 def _refuse(reason: str) -> np.ndarray:
@@ -91,10 +93,6 @@ def _array(file: Path) -> np.ndarray:
         if isinstance(found, arrays.Archive):
             raise DataError(f"{file} is an archive of several arrays; give it the ending .npz")
         return _numbers(file, found)
-
-
-def _image(file: Path) -> np.ndarray:
-    return images.stored(file)
 
 
 def _numbers(file: Path, array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import typer
 import jq
 from jq import files
 from jq.cli.application import app
-from jq.cli.options import Data, Limit, Reading
+from jq.cli.options import Reading
 from jq.cli.show import show, table
 from jq.errors import ConfigError
 
@@ -19,7 +19,7 @@ from jq.errors import ConfigError
 @app.command()
 def evaluate(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[BASELINE QUANTIZED]", help="Two folders of results.")
+        list[Path] | None, typer.Argument(metavar="BASELINE QUANTIZED", help="Two folders of results.")
     ] = None,
     baseline_results_folder: Annotated[
         Path | None,
@@ -42,9 +42,10 @@ def evaluate(
             help="Run this model on --data, instead of reading a folder; may be given twice, the float one first."
         ),
     ] = None,
-    data: Data = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What --model runs on: an .npz or .npy file, or a folder of images or arrays.")
+    ] = None,
     reading: Reading = "onnxruntime",
-    limit: Limit = None,
     output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -64,7 +65,7 @@ def evaluate(
         raise ConfigError("--model is for one or two models with --labels, and no folders of results")
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
-            f"found {len(results)} folders of results; expected two, a baseline's and a quantized model's"
+            f"found {len(results)} folders of results; expected a baseline's and a quantized model's, or with --labels one"
         )
     if bool(models) != (data is not None):
         raise ConfigError("--model and --data go together")
@@ -77,7 +78,7 @@ def evaluate(
     found = jq.evaluate.compare_folders(*results) if len(results) == 2 else None
     classes = None
     if right is not None:
-        scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=reading, limit=limit) for m in models}
+        scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=reading) for m in models}
         scores |= {str(f): jq.evaluate.folder_scores(f, output) for f in results}
         classes = jq.evaluate.classify(scores, right)
     if found is not None and csv is not None:
