@@ -1,6 +1,6 @@
 """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
 
-from jq import integer, zoo
+from jq import evaluate, integer, metrics, zoo
 from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
@@ -11,6 +11,7 @@ from jq.export import export
 from jq.fake import FakeQuant, fake_quant
 from jq.finetune import finetune
 from jq.graph import Graph, Node, Value
+from jq.infer import infer
 from jq.inspect import inspect
 from jq.layout import pack
 from jq.lint import Finding, lint
@@ -52,14 +53,17 @@ __all__ = [
     "chunked",
     "correct_biases",
     "equalize",
+    "evaluate",
     "export",
     "fake_quant",
     "finetune",
+    "infer",
     "inspect",
     "integer",
     "lint",
     "load",
     "make_plan",
+    "metrics",
     "pack",
     "prepare",
     "presets",

@@ -12,9 +12,10 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import math
+import operator
 import os
 import queue
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -25,15 +26,14 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from jq import images
-from jq.errors import ConfigError, DataError, Error, suggest
+from jq import arrays, images
+from jq.errors import ConfigError, DataError, suggest
 from jq.graph import Dim, Value
 
 Feed = dict[str, np.ndarray]
 Item = TypeVar("Item")
 
 RANDOM_FEEDS = 16
-_DEFLATE_RATIO = 1032  # of bytes out to bytes in, the most that deflate can do
 _READERS = min(4, os.cpu_count() or 1)  # threads that read the files of a folder
 
 
@@ -56,6 +56,7 @@ class Source:
     head: Feed  # the first feed, which can be looked at without reading
     feeds: Callable[..., Iterator[Feed]]  # feeds(skip=0): in order, without the first `skip`
     stack: Feed | None = None  # [length, *feed shape], where all feeds lie in one array per input
+    names: tuple[str, ...] | None = None  # of feeds that are files: paths in the folder, without the ending
 
 
 def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
@@ -83,7 +84,7 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
         warnings.warn(text, UserWarning, stacklevel=3)
         return _from_random(inputs, seed)
     if isinstance(data, images.ImageFolder):
-        return _from_each(*images.reader(data, inputs))
+        return _from_images(data, inputs)
     if isinstance(data, (str, os.PathLike)):
         return _from_path(Path(data), inputs)
     if callable(getattr(data, "get_next", None)):
@@ -121,6 +122,23 @@ def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> G
         raise ConfigError(f"batches of size={size}, skip={skip}, prefetch={prefetch}: a number is too small")
     made = _grouped(source, size, skip)
     return _ahead(made, prefetch) if prefetch else made
+
+
+def sample_limit(limit: Any) -> int | None:
+    """Return how many samples to take at most, None for all; a ConfigError for what is no such number.
+
+    >>> sample_limit(np.int64(8)), sample_limit(None)
+    (8, None)
+    """
+    if limit is None:
+        return None
+    try:
+        found = min(operator.index(limit), sys.maxsize)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
+    return found
 
 
 def fingerprint(source: Source) -> str:
@@ -279,13 +297,13 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
 def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
     if not path.is_dir():
         return _from_arrays(_load(path, inputs), inputs, str(path))
-    arrays, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
-    if bool(arrays) == bool(pictures):
-        found = f"{len(arrays)} arrays and {len(pictures)} images" if arrays else "neither arrays nor images"
+    files, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
+    if bool(files) == bool(pictures):
+        found = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
         raise DataError(f"{path} holds {found}; expected either .npy and .npz or {', '.join(sorted(images.SUFFIXES))}")
     if pictures:
         warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
-        return _from_each(*images.reader(images.ImageFolder(path), inputs))
+        return _from_images(images.ImageFolder(path), inputs)
 
     def read(file: Path) -> Feed:
         feed = _arrays(_load(file, inputs), inputs, str(file))
@@ -297,48 +315,36 @@ def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
             raise DataError(f"{file} holds {len(found)} samples; in a folder of arrays, each file is one")
         return _finite(found[0], str(file))
 
-    return _from_each(arrays, read)
+    return dataclasses.replace(_from_each(files, read), names=_names(path, files))
+
+
+def _from_images(folder: images.ImageFolder, inputs: Sequence[Value]) -> Source:
+    groups, read = images.reader(folder, inputs)
+    names = _names(Path(folder.path), [group[0] for group in groups]) if len(groups[0]) == 1 else None
+    return dataclasses.replace(_from_each(groups, read), names=names)
+
+
+def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(file.relative_to(folder).with_suffix("").as_posix() for file in files)
 
 
 def _load(path: Path, inputs: Sequence[Value]) -> Any:
-    """The mapped array of an .npy file, or by name those of an .npz; never what would need unpickling."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        with found:
-            return _chosen(path, found, inputs)
-    except Error:
-        raise
-    except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds
-        text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if "pickle" in text.lower() or "object" in text.lower():
-            text = "no arrays of numbers; pickled objects are refused, since to read them is to run them"
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or text}") from error
+    """The mapped array of an .npy file, or by name those of an .npz."""
+    with arrays.opened(path) as found:
+        return _chosen(path, found, inputs) if isinstance(found, arrays.Archive) else found
 
 
-def _chosen(path: Path, npz: np.lib.npyio.NpzFile, inputs: Sequence[Value]) -> Any:
+def _chosen(path: Path, archive: arrays.Archive, inputs: Sequence[Value]) -> Any:
     """The arrays of an .npz that are inputs: by name, or the only one that fits a model's only input."""
-    assert npz.zip
-    members, size = {}, path.stat().st_size
-    readers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-    for info in npz.zip.infolist():
-        if info.filename.endswith(".npy"):
-            with npz.zip.open(info) as file:
-                shape, _, dtype = readers[np.lib.format.read_magic(file)[0]](file)
-            member = Value(info.filename.removesuffix(".npy"), dtype, shape)
-            held = min(info.file_size, size * _DEFLATE_RATIO)
-            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > held:
-                raise DataError(f"{path}: array {member} declares more than the file holds")
-            members[member.name] = member
+    members = archive.members
     if all(value.name in members for value in inputs):
-        return {value.name: npz[value.name] for value in inputs}
+        return {value.name: archive.read(value.name) for value in inputs}
     if len(inputs) == 1:
         sample = inputs[0].shape and inputs[0].shape[1:]
         shapes = {name: member.shape or () for name, member in members.items()}
         fitting = [n for n, s in shapes.items() if _fits(sample, s[1:], {}) or _fits(sample, s, {})]
         if len(fitting) == 1:
-            return npz[fitting[0]]
+            return archive.read(fitting[0])
     found, expected = ", ".join(map(str, members.values())), ", ".join(map(str, inputs))
     raise DataError(f"{path} holds {found or 'no arrays'}; the model needs {expected}: name the arrays like its inputs")
 

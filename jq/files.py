@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,62 @@ def write(path: str | os.PathLike[str], content: bytes | str) -> None:
         if isinstance(error, OSError):
             raise DataError(f"cannot write {target}: {error.strerror or error}") from error
         raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make what the system refuses while this file or folder is written a DataError.
+
+    >>> with writing(Path("a.bin")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    jq.errors.DataError: cannot write a.bin: No space left on device
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
+        raise DataError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], replaces: Callable[[Path], bool], kept: str) -> Iterator[Path]:
+    """Yield a draft folder that gets its name when the block ends without an error, and is removed otherwise.
+
+    A folder of that name is left alone unless it is empty or `replaces(folder)`; `kept` says in the error what it is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with new_folder(f"{parent}/made", lambda old: False, "is not empty") as draft:
+    ...         write(draft / "note.txt", "words")
+    ...     os.listdir(f"{parent}/made")
+    ['note.txt']
+    """
+    final = Path(os.path.abspath(path))
+    with writing(final):
+        taken = final.is_symlink() or (final.exists() and not final.is_dir())
+        taken = taken or (final.exists() and any(final.iterdir()) and not replaces(final))
+    if taken:
+        raise ConfigError(f"{final} {kept}; give the name of a new folder")
+    draft = final.with_name(f".{final.name}.draft")
+    try:
+        with writing(final):
+            shutil.rmtree(draft, ignore_errors=True)  # a killed run's
+            draft.mkdir(parents=True)
+        yield draft
+        with writing(final):
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(draft, final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def safe_name(text: str) -> str:
+    """Return a name for a file that is as like the text as it can be: what a model calls a tensor is no file name.
+
+    >>> safe_name("model/conv:0"), safe_name("../..")
+    ('model_conv_0', '_..')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".")[:80]
 
 
 def check_writable(output: str | os.PathLike[str] | None, model: Any = None) -> None:

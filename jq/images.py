@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,24 +61,34 @@ class ImageFolder:
 
 
 def files_of(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """Return the files with such names in a folder and those below, sorted; hidden ones are not looked at."""
+    """Return the files with such names in a folder and those below, in order; hidden ones are not looked at."""
     found, seen = [], set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror or error}") from error
+
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if (real := os.path.realpath(root)) in seen:  # a link to a folder above
             folders.clear()
             continue
         seen.add(real)
         folders[:] = [f for f in folders if not f.startswith(".")]
         found += [Path(root, n) for n in names if not n.startswith(".") and Path(n).suffix.lower() in suffixes]
-    return sorted(found)
+    return sorted(found, key=in_order)
+
+
+def in_order(path: PurePath) -> tuple[tuple[str, ...], str]:
+    """Return the key by which samples are sorted: by path, the ending last, so that results lie in the order of their data.
+
+    >>> sorted(map(PurePath, ["a/b.npy", "a.o.npy", "a-b.npy", "a.npy"]), key=in_order)[0]
+    PurePosixPath('a.npy')
+    """
+    return path.with_suffix("").parts, path.suffix
 
 
 def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path]], Callable[[list[Path]], Feed]]:
     """Return the files of each feed of the model, and what makes such files the feed."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("to read images, Pillow is needed: pip install pillow") from error
+    _pillow()
     path, value = folder.path, inputs[0]
     if len(inputs) > 1 or value.shape is None or len(value.shape) != 4:
         raise DataError(f"{path}: images fit one input of rank 4; the model has {', '.join(map(str, inputs))}")
@@ -123,39 +134,78 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     return [files[i : i + size] for i in range(0, len(files), size)], read
 
 
+def stored(file: Path) -> np.ndarray:  # [height, width] or [height, width, channels]
+    """Return the pixels of an image file as they are stored: gray as one channel, transparency as a channel.
+
+    >>> import tempfile, PIL.Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     PIL.Image.new("RGB", (4, 2), (255, 0, 7)).save(f"{folder}/a.png")
+    ...     stored(Path(folder, "a.png"))[0, 0]
+    array([255,   0,   7], dtype=uint8)
+    """
+    with _opened(file) as image:
+        if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # whose other frames are previews
+            raise DataError(f"{file} has {image.n_frames} frames; expected one image")
+        _check_size(file, (image.height, image.width))
+        if image.mode in ("P", "PA"):
+            image = image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
+        elif image.mode not in ("L", "LA", "RGB", "RGBA", "F") and not image.mode.startswith("I"):
+            image = image.convert("L" if image.mode == "1" else "RGB")
+        return np.asarray(image)
+
+
 def _pixels(
     file: Path, mode: str, resize: int | tuple[int, int] | None, crop: Sequence[Dim | None]
 ) -> np.ndarray:  # uint8 [height, width, channels]
-    from PIL import Image
+    bilinear = _pillow().Resampling.BILINEAR
+    with _opened(file) as image:
+        if image.mode.startswith(("I", "F")):
+            raise DataError(f"{file}: its pixels have more than 8 bits; give arrays instead")
+        sizes = (image.height, image.width)
+        wanted = [d if isinstance(d, int) else None for d in crop]
+        if isinstance(resize, int):
+            factors = [resize / min(sizes)] * 2
+        elif resize is not None:
+            factors = [r / s for r, s in zip(resize, sizes, strict=True)]
+        else:
+            factors = [max((w / s for w, s in zip(wanted, sizes, strict=True) if w), default=1.0)] * 2
+        grown = [max(1, round(s * f)) for s, f in zip(sizes, factors, strict=True)]
+        out = [w or g for w, g in zip(wanted, grown, strict=True)]
+        _check_size(file, sizes, out)
+        if any(o > g for o, g in zip(out, grown, strict=True)):
+            raise DataError(f"{file}: with {grown[1]}x{grown[0]} pixels, too small to crop {out[1]}x{out[0]} out of it")
+        # The part that remains is cut out first: what a thin image would grow to need not fit in memory.
+        height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
+        left, top = (sizes[1] - width) // 2, (sizes[0] - height) // 2
+        box = (left, top, left + width, top + height)
+        shown = image.convert(mode).resize((out[1], out[0]), bilinear, box)
+        return np.asarray(shown, np.uint8).reshape(*out, len(mode))
 
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Yield the open image; what fails inside is a DataError."""
+    pillow = _pillow()
     try:
-        with Image.open(file) as image:
-            if image.mode.startswith(("I", "F")):
-                raise DataError(f"{file}: its pixels have more than 8 bits; give arrays instead")
-            sizes = (image.height, image.width)
-            wanted = [d if isinstance(d, int) else None for d in crop]
-            if isinstance(resize, int):
-                factors = [resize / min(sizes)] * 2
-            elif resize is not None:
-                factors = [r / s for r, s in zip(resize, sizes, strict=True)]
-            else:
-                factors = [max((w / s for w, s in zip(wanted, sizes, strict=True) if w), default=1.0)] * 2
-            grown = [max(1, round(s * f)) for s, f in zip(sizes, factors, strict=True)]
-            out = [w or g for w, g in zip(wanted, grown, strict=True)]
-            limit = Image.MAX_IMAGE_PIXELS or math.inf
-            if math.prod(sizes) > limit or math.prod(out) > limit:
-                raise DataError(f"{file}: an image of {sizes[1]}x{sizes[0]} pixels becomes too large")
-            if any(o > g for o, g in zip(out, grown, strict=True)):
-                raise DataError(
-                    f"{file}: with {grown[1]}x{grown[0]} pixels, too small to crop {out[1]}x{out[0]} out of it"
-                )
-            # The part that remains is cut out first: what a thin image would grow to need not fit in memory.
-            height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
-            left, top = (sizes[1] - width) // 2, (sizes[0] - height) // 2
-            box = (left, top, left + width, top + height)
-            shown = image.convert(mode).resize((out[1], out[0]), Image.Resampling.BILINEAR, box)
-            return np.asarray(shown, np.uint8).reshape(*out, len(mode))
+        if file.exists() and not file.is_file():
+            raise DataError(f"cannot read the image {file}: no regular file")  # of a pipe, reading would wait for ever
+        with pillow.open(file) as image:
+            yield image
     except Error:
         raise
     except Exception as error:  # Pillow's plugins raise many kinds
         raise DataError(f"cannot read the image {file}: {error}") from error
+
+
+def _check_size(file: Path, sizes: Sequence[int], *made: Sequence[int]) -> None:
+    """Refuse an image if its (height, width), or those that it is brought to, have too many pixels."""
+    if max(map(math.prod, (sizes, *made))) > (_pillow().MAX_IMAGE_PIXELS or math.inf):
+        raise DataError(f"{file}: an image of {sizes[1]}x{sizes[0]} pixels becomes too large")
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ConfigError("to read images, Pillow is needed: pip install pillow") from error
+    return PIL.Image

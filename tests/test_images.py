@@ -14,7 +14,7 @@ import pytest
 from jq.data import batches, open_source
 from jq.errors import ConfigError, DataError, Error
 from jq.graph import Dim, Value
-from jq.images import ImageFolder
+from jq.images import ImageFolder, stored
 
 
 def value(*shape: Dim, dtype: Any = np.float32) -> Value:
@@ -164,3 +164,16 @@ def test_pillow_is_asked_for(photos: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_options_of_image_folders(options: Any) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         ImageFolder("photos", **options)
+
+
+def test_pixels_as_they_are_stored(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    deep = np.array([[0, 256], [4096, 65535]], np.uint16)
+    image.fromarray(deep).save(tmp_path / "deep.png")
+    np.testing.assert_array_equal(stored(tmp_path / "deep.png"), deep)
+    for mode, shape in (("1", ()), ("L", ()), ("LA", (2,)), ("RGB", (3,)), ("RGBA", (4,)), ("P", (3,))):
+        image.new(mode, (5, 4)).save(tmp_path / f"{mode}.png")
+        found = stored(tmp_path / f"{mode}.png")
+        assert found.shape == (4, 5, *shape) and found.dtype == np.uint8
+    image.new("CMYK", (5, 4)).save(tmp_path / "print.jpg")
+    assert stored(tmp_path / "print.jpg").shape == (4, 5, 3)

@@ -15,10 +15,16 @@ from jq.config import resolve
 from jq.errors import ConfigError
 
 FloatModel = Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)]
+AnyModel = Annotated[Path, typer.Argument(help="An ONNX file, float or quantized.", show_default=False)]
 Data = Annotated[
     Path | None, typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data.")
 ]
 Config = Annotated[str, typer.Option(help="A preset, or a .json file as `quantize --show-config` prints it.")]
+Reading = Annotated[
+    str,
+    typer.Option(help="What runs the model: onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even)."),
+]
+Limit = Annotated[int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")]
 
 
 def use_all_cores() -> None:

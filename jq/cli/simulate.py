@@ -11,7 +11,7 @@ import typer
 import jq
 from jq import files
 from jq.cli.application import app
-from jq.cli.options import Data
+from jq.cli.options import Data, Limit
 from jq.cli.show import show, table
 
 
@@ -24,9 +24,7 @@ def simulate(
     dump: Annotated[
         Path | None, typer.Option(help="Write every tensor's integers to this new folder, with a manifest.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")
-    ] = None,
+    limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
@@ -51,7 +49,7 @@ def simulate(
         table(columns, rows, f"{model.name} on {target}"),
         *found.log.summary().splitlines(),
         *(_agreed(a) for a in found.agreements),
-        *([f"onnxruntime does not run this model: {found.without}"] if found.without else []),
+        *([found.without] if found.without else []),
         *(f"written: {path}" for path in (output, dump) if path is not None),
     )
 

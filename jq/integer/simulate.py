@@ -9,9 +9,6 @@ import itertools
 import json
 import operator
 import os
-import re
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from jq import files
-from jq.data import Feed, Source, open_source
-from jq.errors import ConfigError, DataError
+from jq.data import Feed, Source, open_source, sample_limit
+from jq.errors import DataError, ModelError
 from jq.formats import Integer
 from jq.integer.chip import Chip
 from jq.integer.explain import Log
-from jq.onnx_write import to_model
 from jq.progress import progress_bar
+from jq.runtime import onnxruntime_reading
 
 _BATCH = 8
 _MANIFEST = "manifest.json"
@@ -74,7 +71,7 @@ def simulate(
     >>> found.log.unexplained, found.agreements[0].top1
     (0, 1.0)
     """
-    limit = _limit(limit)
+    limit = sample_limit(limit)
     source = open_source(data, chip.graph.inputs, seed=seed)
     runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
     total = source.length if limit is None else min(limit, source.length or limit)
@@ -94,43 +91,24 @@ def simulate(
     return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
 
 
-def _limit(limit: Any) -> int | None:
-    if limit is None:
-        return None
-    try:
-        found = min(operator.index(limit), sys.maxsize)
-    except TypeError:
-        found = 0
-    if found < 1:
-        raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
-    return found
-
-
 class _OnnxRuntime:
     """onnxruntime on the model, as long as it runs it: vendors' operators it does not, and some faults show late."""
 
     def __init__(self, chip: Chip) -> None:
-        import onnxruntime
-
-        self.names = [v.name for v in chip.graph.outputs]
         self.absent: str | None = None
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        model = to_model(chip.graph).SerializeToString()
         try:
-            self.session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has no common class for them
-            self.absent = str(error).splitlines()[0]
+            self.session = onnxruntime_reading(chip.graph)
+        except ModelError as error:
+            self.absent = str(error)
 
     def run(self, feed: Feed) -> dict[str, np.ndarray] | None:
         if self.absent is not None:
             return None
         try:
-            found = self.session.run(self.names, {k: np.asarray(v) for k, v in feed.items()})
-        except Exception as error:
-            self.absent = str(error).splitlines()[0]
+            return self.session(feed)
+        except ModelError as error:
+            self.absent = str(error)
             return None
-        return dict(zip(self.names, map(np.asarray, found), strict=True))
 
 
 def _batches(chip: Chip, source: Source, limit: int | None, most: int) -> Iterator[tuple[Feed, int]]:
@@ -191,24 +169,11 @@ class _Dump:
         if folder is None:
             yield cls(None, chip)
             return
-        final = Path(folder)
-        with _writing(final):
-            taken = final.is_symlink() or (final.exists() and not _is_dump(final))
-        if taken:
-            raise ConfigError(f"--dump {final} exists and is no earlier dump; give the name of a new folder")
-        draft = final.with_name(f".{final.name}.draft")
-        try:
-            with _writing(final):
-                shutil.rmtree(draft, ignore_errors=True)
-                draft.mkdir(parents=True)
+        with files.new_folder(folder, _is_dump, "exists and is no earlier dump") as draft:
             dump = cls(draft, chip)
             yield dump
-            with _writing(final):
+            with files.writing(draft):
                 dump.finish()
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(draft, final)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
     def append(self, codes: Mapping[str, np.ndarray], count: int) -> None:
         """The integers of so many samples, behind those before; as raw bytes, until their number is known."""
@@ -218,13 +183,13 @@ class _Dump:
             if array.ndim == 0 or len(array) != count:  # no batch leads it
                 array = array[None]
             if name not in self.files:
-                self.files[name] = self.folder / f"{index:04}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}.npy"
+                self.files[name] = self.folder / f"{index:04}_{files.safe_name(name)}.npy"
                 self.shapes[name] = [0, *array.shape[1:]]
             if list(array.shape[1:]) != self.shapes[name][1:]:
                 raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
             self.shapes[name][0] += len(array)
             kind = _stored(self.chip.reading.grids[name].codes)
-            with _writing(self.folder), self.files[name].open("ab") as file:
+            with files.writing(self.folder), self.files[name].open("ab") as file:
                 file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
 
     def finish(self) -> None:
@@ -257,14 +222,6 @@ def _is_dump(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return {path.name for path in folder.iterdir()} <= listed | {_MANIFEST}
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _stored(codes: Integer) -> np.dtype:

@@ -1,0 +1,113 @@
+"""`jq-quant evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import jq
+from jq import files
+from jq.cli.application import app
+from jq.cli.options import Reading
+from jq.cli.show import show, table
+from jq.errors import ConfigError
+
+
+@app.command()
+def evaluate(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="BASELINE QUANTIZED", help="Two folders of results.")
+    ] = None,
+    baseline_results_folder: Annotated[
+        Path | None,
+        typer.Option("--baseline_results_folder", "--baseline-results-folder", help="Results of the float model."),
+    ] = None,
+    quantized_results_folder: Annotated[
+        Path | None,
+        typer.Option("--quantized_results_folder", "--quantized-results-folder", help="Those of the quantized model."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; shows top-1 and top-5."
+        ),
+    ] = None,
+    label_offset: Annotated[int, typer.Option(help="Is added to each label.")] = 0,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Run this model on --data, instead of reading a folder; may be given twice, the float one first."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="What --model runs on: an .npz or .npy file, or a folder of images or arrays.")
+    ] = None,
+    reading: Reading = "onnxruntime",
+    output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show how far a quantized model's results are from the float model's, and how often classifiers are right.
+
+    Folders hold images, .npy or .npz files, such as `infer` writes, paired by their names without the ending. Exits with
+    1 if some results could not be compared.
+
+    Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
+
+    Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --data images/ --labels labels.csv
+    """
+    models = model or []
+    results = [*(f for f in (baseline_results_folder, quantized_results_folder) if f is not None), *(folders or [])]
+    if models and (results or labels is None or len(models) > 2):
+        raise ConfigError("--model is for one or two models with --labels, and no folders of results")
+    if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
+        raise ConfigError(
+            f"found {len(results)} folders of results; expected a baseline's and a quantized model's, or with --labels one"
+        )
+    if bool(models) != (data is not None):
+        raise ConfigError("--model and --data go together")
+    if len(set(models)) < len(models):
+        raise ConfigError(f"--model {models[0]} is given twice; expected two models")
+    if csv is not None and len(results) != 2:
+        raise ConfigError("--csv is for the comparison of two folders")
+    files.check_writable(csv)
+    right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
+    found = jq.evaluate.compare_folders(*results) if len(results) == 2 else None
+    classes = None
+    if right is not None:
+        scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=reading) for m in models}
+        scores |= {str(f): jq.evaluate.folder_scores(f, output) for f in results}
+        classes = jq.evaluate.classify(scores, right)
+    if found is not None and csv is not None:
+        found.to_csv(csv)
+    if as_json:
+        document: dict[str, Any] = found.to_dict() if found is not None else {}
+        print(json.dumps(document | ({"classification": classes.to_dict()} if classes else {}), indent=2))
+    else:
+        if found is not None:
+            _show(found)
+        show(*(classes.summary().splitlines() if classes else []), *([f"written: {csv}"] if csv else []))
+    if found is not None and not found.complete:
+        raise typer.Exit(1)
+
+
+def _show(found: jq.evaluate.Evaluation) -> None:
+    columns = ("result", "shape", *jq.evaluate.METRICS)
+    rows = [
+        (row.key, "x".join(map(str, row.shape)), *(_number(getattr(row, m)) for m in jq.evaluate.METRICS))
+        for row in found.rows
+    ]
+    totals = found.totals.values()
+    rows += [("mean", "", *(_number(t.mean) for t in totals)), ("worst", "", *(_number(t.worst) for t in totals))]
+    show(
+        table(columns, rows, f"{found.quantized} against {found.baseline}"),
+        *(str(f) for f in found.findings),
+        f"{len(found.rows)} results compared, {found.identical} of them identical; {len(found.findings)} finding(s)",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.6g}"

@@ -1,0 +1,35 @@
+"""`jq-quant infer`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import jq
+from jq.cli.application import app
+from jq.cli.options import AnyModel, Data, Limit, Reading
+from jq.cli.show import show
+
+
+@app.command()
+def infer(
+    model: AnyModel,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the outputs.", show_default=False)],
+    data: Data = None,
+    reading: Reading = "onnxruntime",
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON document.")] = False,
+) -> None:
+    """Write a model's outputs on data to a new folder: one .npy for each sample and output, and a manifest.
+
+    Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
+    """
+    found = jq.infer(model, data, output, reading=reading, limit=limit)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in found["outputs"])
+    show(f"{found['samples']} samples: {outputs}", f"written: {output}")
