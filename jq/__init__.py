@@ -5,6 +5,7 @@ from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
+from jq.convert import convert
 from jq.equalize import equalize
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.export import export
@@ -20,6 +21,7 @@ from jq.pipeline import Result, quantize
 from jq.plan import Plan, QParams
 from jq.planning import make_plan
 from jq.prepare import prepare
+from jq.preprocess import preprocess
 from jq.quantized import split_quantizers
 from jq.report import Report
 from jq.search import activation_qparams, activation_ranges, weight_qparams
@@ -50,6 +52,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "convert",
     "correct_biases",
     "equalize",
     "export",
@@ -62,6 +65,7 @@ __all__ = [
     "make_plan",
     "pack",
     "prepare",
+    "preprocess",
     "presets",
     "quantize",
     "save",

@@ -1,0 +1,108 @@
+"""One model as another that computes the same, or the same in another number format.
+
+Each conversion is a function of its own, Graph to Graph; `convert` applies those asked for, in the order of the
+table below, and checks what comes out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, get_args
+
+from onnx import ModelProto
+
+from jq import files
+from jq.convert.casts import with_casts, with_quantizers
+from jq.convert.interface import fix_shapes, nhwc_inputs
+from jq.convert.precision import FLOAT32, to_float32, to_narrow, with_interface
+from jq.convert.quantizers import dequantize as dequantized
+from jq.convert.quantizers import unsigned_activations
+from jq.errors import ConfigError, suggest
+from jq.formats import BFLOAT16, FLOAT16
+from jq.graph import Graph
+from jq.onnx_read import load
+from jq.onnx_write import finished
+from jq.passes.opset import check_opset, with_opset
+
+__all__ = [
+    "convert",
+    "dequantized",
+    "fix_shapes",
+    "nhwc_inputs",
+    "to_float32",
+    "to_narrow",
+    "unsigned_activations",
+    "with_casts",
+    "with_interface",
+    "with_opset",
+    "with_quantizers",
+]
+
+Precision = Literal["fp32", "fp16", "bf16"]
+Form = Literal["cast", "qdq", "native"]
+
+_NARROW = {"fp16": FLOAT16, "bf16": BFLOAT16}
+
+
+def convert(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    dequantize: bool = False,
+    uint8_activations: bool = False,
+    opset: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    nhwc: bool = False,
+    to: Precision | None = None,
+    form: Form = "cast",
+    keep_io: bool = True,
+    exclude: Collection[str] = (),
+    saturate: bool = False,
+) -> ModelProto:
+    """Return the converted model, which onnx's checker accepts; write it to `output`, atomically.
+
+    What is asked for happens in the order of the parameters: quantizers taken out (`dequantized`), or their int8
+    activations made uint8 (`unsigned_activations`); another opset (`with_opset`); inputs of fixed shapes
+    (`fix_shapes`), in channels-last order (`nhwc_inputs`); and float tensors in another type.
+
+    `to="fp32"` takes float16 and bfloat16 out (`to_float32`). Of "fp16" and "bf16" there are three forms. "cast":
+    operators compute in float32 on tensors that Casts round, weights are stored in the type (`with_casts`);
+    onnxruntime runs both types. "qdq": the same with AMD Quark's quantizers (`with_quantizers`), which onnxruntime
+    runs with Quark's library only. "native": operators compute in the type (`to_narrow`); onnxruntime's CPU runs
+    float16 and has next to no kernels for bfloat16. `keep_io=False` makes inputs and outputs of the type, too.
+
+    >>> import jq
+    >>> model = jq.convert(jq.zoo.path("fashion_resnet"), to="fp16", form="native", shapes={"input": (1, 1, 28, 28)})
+    >>> model.ByteSize() / jq.to_model(jq.load(jq.zoo.path("fashion_resnet"))).ByteSize() < 0.6
+    True
+    """
+    for name, value, known in (("to", to, get_args(Precision)), ("form", form, get_args(Form))):
+        if value not in known and not (name == "to" and value is None):
+            raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+    if dequantize and uint8_activations:
+        raise ConfigError("dequantize leaves no codes for uint8_activations to change; take one of the two")
+    if to not in _NARROW and (exclude or saturate or not keep_io):
+        raise ConfigError("exclude, saturate and keep_io are of conversions to fp16 and bf16")
+    check_opset(opset)
+    files.check_writable(output, model)
+    graph = model if isinstance(model, Graph) else load(model)
+    if dequantize:
+        graph = dequantized(graph)
+    if uint8_activations:
+        graph = unsigned_activations(graph)
+    if opset is not None:
+        graph = with_opset(graph, opset)
+    if shapes:
+        graph = fix_shapes(graph, shapes)
+    if nhwc:
+        graph = nhwc_inputs(graph)
+    if to == "fp32":
+        graph = to_float32(graph)
+    elif to is not None and form == "native":
+        graph = to_narrow(graph, _NARROW[to], exclude=exclude, keep_io=keep_io, saturate=saturate)
+    elif to is not None:
+        rounded = with_casts if form == "cast" else with_quantizers
+        graph = rounded(graph, _NARROW[to], exclude=exclude, saturate=saturate)
+        graph = graph if keep_io else with_interface(graph, {FLOAT32}, _NARROW[to].dtype)
+    return finished(graph, output)
