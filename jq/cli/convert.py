@@ -48,6 +48,10 @@ def convert(
     saturate: Annotated[
         bool, typer.Option("--saturate", help="Of fp16 and bf16: a weight beyond the type becomes its largest number.")
     ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Of fp16 and bf16: data on which activations must fit the type.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Convert a model: number format, opset, shapes and layout of its inputs, codes of its activations.
@@ -80,6 +84,7 @@ def convert(
         keep_io=keep_io,
         exclude=exclude or (),
         saturate=saturate,
+        data=data,
     )
     graph = jq.load(output)
     values = {"inputs": [*map(str, graph.inputs)], "outputs": [*map(str, graph.outputs)]}

@@ -7,19 +7,21 @@ table below, and checks what comes out.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from onnx import ModelProto
 
 from jq import files
 from jq.convert.casts import with_casts, with_quantizers
 from jq.convert.interface import fix_shapes, nhwc_inputs
+from jq.convert.overflow import overflowing
 from jq.convert.precision import FLOAT32, to_float32, to_narrow, with_interface
 from jq.convert.quantizers import dequantize as dequantized
 from jq.convert.quantizers import unsigned_activations
-from jq.errors import ConfigError, suggest
-from jq.formats import BFLOAT16, FLOAT16
+from jq.errors import ConfigError, ModelError, suggest
+from jq.formats import BFLOAT16, FLOAT16, Float
 from jq.graph import Graph
 from jq.onnx_read import load
 from jq.onnx_write import finished
@@ -30,6 +32,7 @@ __all__ = [
     "dequantized",
     "fix_shapes",
     "nhwc_inputs",
+    "overflowing",
     "to_float32",
     "to_narrow",
     "unsigned_activations",
@@ -59,6 +62,7 @@ def convert(
     keep_io: bool = True,
     exclude: Collection[str] = (),
     saturate: bool = False,
+    data: Any = None,
 ) -> ModelProto:
     """Return the converted model, which onnx's checker accepts; write it to `output`, atomically.
 
@@ -70,7 +74,10 @@ def convert(
     operators compute in float32 on tensors that Casts round, weights are stored in the type (`with_casts`);
     onnxruntime runs both types. "qdq": the same with AMD Quark's quantizers (`with_quantizers`), which onnxruntime
     runs with Quark's library only. "native": operators compute in the type (`to_narrow`); onnxruntime's CPU runs
-    float16 and has next to no kernels for bfloat16. `keep_io=False` makes inputs and outputs of the type, too.
+    float16 and has next to no kernels for bfloat16 (which ONNX allows for all that convolutional networks need from
+    opset 22 on). `keep_io=False` makes inputs and outputs of the type, too. What is beyond the type is an error that
+    names the tensor: weights, and with `data` (what `jq.calibrate` takes) activations. `exclude` keeps nodes in
+    float32; `saturate` makes such weights the largest number, and the error on activations a warning.
 
     >>> import jq
     >>> model = jq.convert(jq.zoo.path("fashion_resnet"), to="fp16", form="native", shapes={"input": (1, 1, 28, 28)})
@@ -82,8 +89,8 @@ def convert(
             raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
     if dequantize and uint8_activations:
         raise ConfigError("dequantize leaves no codes for uint8_activations to change; take one of the two")
-    if to not in _NARROW and (exclude or saturate or not keep_io):
-        raise ConfigError("exclude, saturate and keep_io are of conversions to fp16 and bf16")
+    if to not in _NARROW and (exclude or saturate or not keep_io or data is not None):
+        raise ConfigError("exclude, saturate, keep_io and data are of conversions to fp16 and bf16")
     check_opset(opset)
     files.check_writable(output, model)
     graph = model if isinstance(model, Graph) else load(model)
@@ -97,6 +104,8 @@ def convert(
         graph = fix_shapes(graph, shapes)
     if nhwc:
         graph = nhwc_inputs(graph)
+    if to in _NARROW and data is not None:
+        _check_activations(graph, _NARROW[to], data, exclude, saturate)
     if to == "fp32":
         graph = to_float32(graph)
     elif to is not None and form == "native":
@@ -106,3 +115,17 @@ def convert(
         graph = rounded(graph, _NARROW[to], exclude=exclude, saturate=saturate)
         graph = graph if keep_io else with_interface(graph, {FLOAT32}, _NARROW[to].dtype)
     return finished(graph, output)
+
+
+def _check_activations(graph: Graph, format: Float, data: Any, exclude: Collection[str], saturate: bool) -> None:
+    found = overflowing(graph, format, data, exclude=exclude)
+    if not found:
+        return
+    worst = sorted(found.items(), key=lambda item: -item[1])[:5]
+    text = (
+        f"{len(found)} activations are beyond {format.name}, which ends at {format.largest:.6g}: "
+        f"{', '.join(f'{name!r} reaches {largest:.6g}' for name, largest in worst)}"
+    )
+    if not saturate:
+        raise ModelError(f"{text}. Exclude the nodes that make and read them")
+    warnings.warn(text, stacklevel=3)

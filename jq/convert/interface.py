@@ -25,7 +25,7 @@ def fix_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
     for name, shape in shapes.items():
         if name not in inputs:
             raise ConfigError(f"no input {name!r}.{suggest(name, inputs)} There are: {', '.join(inputs)}")
-        given = tuple(shape)
+        given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not all(isinstance(d, int) and not isinstance(d, bool) and 0 < d < _LARGEST for d in given):
             raise ConfigError(f"the shape of {name!r} is {given}; expected whole numbers above 0")
         declared = inputs[name].shape if inputs[name].shape is not None else (None,) * len(given)

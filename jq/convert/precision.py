@@ -64,21 +64,23 @@ def with_interface(graph: Graph, sources: Collection[np.dtype], target: np.dtype
     >>> [str(v) for v in (*graph.inputs, *graph.outputs)]
     ['input: float16[N,1,28,28]', 'logits: float16[N,10]']
     """
-    taken = set(graph.tensors)
-    ins = {v.name: fresh(f"{v.name}_{v.dtype}", taken) for v in graph.inputs if v.dtype in sources}
-    types = graph.values
-    outs: dict[str, str] = {}
+    taken, labels, types = set(graph.tensors), {n.name for n in graph.walk()}, graph.values
+    behind: list[Node] = []
+    before = [
+        _cast(v.name, fresh(f"{v.name}_{v.dtype}", taken), v.dtype, labels)
+        for v in graph.inputs
+        if v.dtype is not None and v.dtype in sources
+    ]
+    ins = {n.inputs[0]: n.outputs[0] for n in before}
     for value in graph.outputs:
         dtype = value.dtype or types[value.name].dtype
         if dtype in sources and value.name not in ins:  # an input that is an output has its type already
-            outs[value.name] = fresh(f"{value.name}_{dtype}", taken)
+            behind.append(_cast(fresh(f"{value.name}_{dtype}", taken), value.name, target, labels))
+    outs = {n.outputs[0]: n.inputs[0] for n in behind}
 
     def typed(values: Iterable[Value], names: Collection[str]) -> tuple[Value, ...]:
         return tuple(dataclasses.replace(v, dtype=target) if v.name in names else v for v in values)
 
-    declared = {v.name: v.dtype for v in graph.inputs}
-    before = [_cast(name, inner, declared[name]) for name, inner in ins.items()]
-    behind = [_cast(inner, name, target) for name, inner in outs.items()]
     arrays = {outs.get(k, k): a for k, a in graph.arrays.items()}
     inner = rename(graph.with_arrays(arrays), ins | outs)
     return inner.replace(
@@ -118,18 +120,23 @@ def check_patterns(graph: Graph, patterns: Iterable[str]) -> None:
     """Raise a ConfigError for a pattern that is the name or the operator of no node, in subgraphs or not."""
     nodes = list(graph.walk())
     for pattern in patterns:
-        if not any(_matches(n, pattern) for n in nodes):
+        if not any(matches_any(n, [pattern]) for n in nodes):
             known = [*(n.label for n in nodes), *{n.op_type for n in nodes}]
             raise ConfigError(f"exclude: {pattern!r} is the name or the operator of no node.{suggest(pattern, known)}")
 
 
-def _matches(node: Node, pattern: str) -> bool:
-    return pattern == node.op_type or fnmatch.fnmatchcase(node.label, pattern)
+def matches_any(node: Node, patterns: Iterable[str]) -> bool:
+    """Return whether patterns name a node, or its operator.
+
+    >>> matches_any(Node("Conv", ("x", "w"), ("y",), name="conv_1"), ["conv_*"])
+    True
+    """
+    return any(pattern == node.op_type or fnmatch.fnmatchcase(node.label, pattern) for pattern in patterns)
 
 
-def _cast(source: str, result: str, dtype: np.dtype | None) -> Node:
-    assert dtype is not None
-    return Node("Cast", (source,), (result,), {"to": helper.np_dtype_to_tensor_dtype(dtype)}, f"{result}_Cast")
+def _cast(source: str, result: str, dtype: np.dtype, labels: set[str]) -> Node:
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    return Node("Cast", (source,), (result,), {"to": kind}, fresh(f"{result}_Cast", labels))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -146,7 +153,7 @@ def _retyped(
     reads which of the two it can. What nobody reads then goes.
     """
     graph = remove_unused(graph)
-    work = _Retyping(sources, target, tuple(exclude), set(graph.tensors), {})
+    work = _Retyping(sources, target, tuple(exclude), set(graph.tensors), {n.name for n in graph.walk()})
     found = work.graph(graph, {})
     if work.unknown:
         raise UnsupportedOp(f"types of tensors must be known to change them: {'; '.join(work.unknown)}")
@@ -166,8 +173,9 @@ class _Retyping:
     sources: frozenset[np.dtype]
     target: np.dtype
     exclude: tuple[str, ...]
-    taken: set[str]
-    names: dict[str, str]
+    taken: set[str]  # names of tensors
+    labels: set[str]  # and of nodes
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
     unknown: list[str] = dataclasses.field(default_factory=list)
 
     def kept(self, name: str, dtype: np.dtype) -> str:
@@ -198,7 +206,7 @@ class _Retyping:
     def back(self, name: str, types: Mapping[str, Value]) -> list[Node]:
         """The tensor as it was, from the one in the new type."""
         dtype = types[name].dtype if self.holds(name, types) else None
-        return [] if dtype is None else [_cast(name, self.kept(name, dtype), dtype)]
+        return [] if dtype is None else [_cast(name, self.kept(name, dtype), dtype, self.labels)]
 
     def node(self, node: Node, types: Mapping[str, Value], opset: int) -> list[Node]:
         """A node in the new type as far as its operator has it, and Casts behind it."""
@@ -207,7 +215,7 @@ class _Retyping:
             inner = {k: self.graph(g, types) for k, g in node.subgraphs.items()}
             node = node.replace(attrs={**node.attrs, **inner})
             return [node, *(cast for o in node.outputs for cast in self.back(o, types))]
-        if node.op_type == "Cast" and not node.domain and not self.excludes(node):
+        if node.op_type == "Cast" and not node.domain and not matches_any(node, self.exclude):
             to = helper.tensor_dtype_to_np_dtype(node.attrs["to"])
             if to in self.sources:
                 node = node.replace(attrs={**node.attrs, "to": helper.np_dtype_to_tensor_dtype(self.target)})
@@ -217,7 +225,9 @@ class _Retyping:
         outputs = tuple(self.kept(n, d) if (d := outs.get(i)) is not None else n for i, n in enumerate(node.outputs))
         after: list[Node] = []
         for place, name in enumerate(node.outputs):
-            after += [_cast(outputs[place], name, self.target)] if place in outs else self.back(name, types)
+            after += (
+                [_cast(outputs[place], name, self.target, self.labels)] if place in outs else self.back(name, types)
+            )
         return [node.replace(inputs=inputs, outputs=outputs), *after]
 
     def check(self, node: Node, types: Mapping[str, Value]) -> None:
@@ -228,19 +238,16 @@ class _Retyping:
                 kind = "of unknown type" if value is None or not value.containers else f"a {value.containers[0]}"
                 self.unknown.append(f"node {node.label!r} ({node.qualified}) makes {name!r}, which is {kind}")
 
-    def excludes(self, node: Node) -> bool:
-        return any(_matches(node, pattern) for pattern in self.exclude)
-
     def held(
         self, node: Node, types: Mapping[str, Value], opset: int
     ) -> tuple[dict[int, np.dtype], dict[int, np.dtype]]:
         """The places of the inputs and outputs that stay as they are, with their types."""
         ins, outs = (
-            {i: types[n].dtype for i, n in enumerate(names) if self.holds(n, types)}
+            {i: d for i, n in enumerate(names) if self.holds(n, types) and (d := types[n].dtype) is not None}
             for names in (node.inputs, node.outputs)
         )
         found = schema(node.op_type, node.domain, opset)
-        if found is None or quantizes(node) or self.excludes(node):
+        if found is None or quantizes(node) or matches_any(node, self.exclude):
             return ins, outs
         allowed = {c.type_param_str: c.allowed_type_strs for c in found.type_constraints}
         kinds = [[p.type_str for p in side] for side in (found.inputs, found.outputs)]
@@ -260,5 +267,9 @@ def _without_idle_casts(graph: Graph) -> Graph:
     """The graph without Casts of tensors to the type that they have."""
     types = graph.values
     casts = [n for n in graph.nodes if n.op_type == "Cast" and not n.domain and len(n.inputs) == 1]
-    idle = [n for n in casts if (d := types[n.inputs[0]].dtype) is not None and d == types[n.outputs[0]].dtype]
+    idle = [n for n in casts if (d := _dtype(types, n.inputs[0])) is not None and d == _dtype(types, n.outputs[0])]
     return bypass(graph, {n.outputs[0]: n.inputs[0] for n in idle})
+
+
+def _dtype(types: Mapping[str, Value], name: str) -> np.dtype | None:
+    return types[name].dtype if name in types else None
