@@ -23,7 +23,7 @@ from jq.onnx_read import load, read_value
 from jq.onnx_write import External, infer_types, save, to_model
 from jq.passes.opset import with_opset
 
-_UPSAMPLES = 10  # the last opset that has Upsample, which quantizers replace
+_LEAST = 11  # the first opset without Upsample, which quantizers cannot do with
 _MARK = {"onnx.quant.pre_process": "onnxruntime.quant"}  # by which onnxruntime's quantizers know such a model
 _OUTSIDE = 1024  # bytes: what onnxruntime writes beside an optimized model
 
@@ -71,7 +71,7 @@ def preprocess(
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=None if path is None else path.parent, prefix=".preprocess.") as folder:
-        graph = with_opset(source, _UPSAMPLES + 1) if source.opset() <= _UPSAMPLES else source
+        graph = with_opset(source, _LEAST) if source.opset() < _LEAST else source
         if not skip_symbolic_shape:
             graph = infer_symbolic_types(
                 graph, int_max=int_max, auto_merge=auto_merge, guess_output_rank=guess_output_rank, verbose=verbose
@@ -150,7 +150,7 @@ def _optimized(graph: Graph, folder: Path) -> Graph:
 def _declaring(graph: Graph, types: dict[str, Value]) -> Graph:
     """The graph with these types where they say more than it does."""
     known = {k: v for k, v in types.items() if v.dtype is not None}
-    outputs = tuple(known.get(v.name, v) if v.shape is None or v.dtype is None else v for v in graph.outputs)
+    outputs = tuple(found if (found := known.get(v.name)) and found.shape is not None else v for v in graph.outputs)
     return graph.replace(declared={**graph.declared, **known}, outputs=outputs)
 
 
