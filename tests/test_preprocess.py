@@ -69,10 +69,10 @@ def test_it_is_what_onnxruntime_makes(name: str, skipped: tuple[str, ...], tmp_p
     else:
         assert interface(mine)[0] == interface(other)[0]
     have, want = interface(mine)[1], interface(other)[1]
-    for name in have.keys() & want.keys():
+    for tensor in have.keys() & want.keys():
         # Without symbolic inference jq's onnx step still follows shape arithmetic.
-        pairs = zip(have[name].split(","), want[name].split(","), strict=True)
-        assert all(mine == other or "unk__" in other for mine, other in pairs), (have[name], want[name])
+        pairs = zip(have[tensor].split(","), want[tensor].split(","), strict=True)
+        assert all(a == b or "unk__" in b for a, b in pairs), (have[tensor], want[tensor])
     assert {o for n in other.graph.node for o in n.output if o in want and n.op_type != "Constant"} <= have.keys()
     feeds = {"x": np.ones((2, 3, 8), np.float32)} if name == "transformer" else {"input": IMAGES}
     np.testing.assert_array_equal(onnxruntime_outputs(mine, feeds)[0], onnxruntime_outputs(other, feeds)[0])

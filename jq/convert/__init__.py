@@ -17,7 +17,7 @@ from jq import files
 from jq.convert.casts import with_casts, with_quantizers
 from jq.convert.interface import fix_shapes, nhwc_inputs
 from jq.convert.overflow import overflowing
-from jq.convert.precision import FLOAT32, to_float32, to_narrow, with_interface
+from jq.convert.precision import FLOAT32, interface, to_float32, to_narrow, with_interface
 from jq.convert.quantizers import dequantize as dequantized
 from jq.convert.quantizers import unsigned_activations
 from jq.errors import ConfigError, ModelError, suggest
@@ -113,7 +113,7 @@ def convert(
     elif to is not None:
         rounded = with_casts if form == "cast" else with_quantizers
         graph = rounded(graph, _NARROW[to], exclude=exclude, saturate=saturate)
-        graph = graph if keep_io else with_interface(graph, {FLOAT32}, _NARROW[to].dtype)
+        graph = graph if keep_io else with_interface(graph, interface(graph, FLOAT32), _NARROW[to].dtype)
     return finished(graph, output)
 
 

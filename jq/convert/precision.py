@@ -15,10 +15,11 @@ from jq.formats import BFLOAT16, FLOAT16, Float
 from jq.graph import Graph, Node, Value
 from jq.passes.clean import remove_unused
 from jq.passes.constants import quantizes
-from jq.passes.edit import bypass, fresh, rename
+from jq.passes.edit import bypass, fresh, reading, rename
 from jq.registry import schema
 
 FLOAT32 = np.dtype(np.float32)
+_CONTROL = ("If", "Loop", "Scan")  # whose bodies' tensors change with those outside
 _NARROW = frozenset({FLOAT16.dtype, BFLOAT16.dtype})
 
 
@@ -27,9 +28,9 @@ def to_narrow(
 ) -> Graph:
     """Return the graph with float32 tensors and operators in float16 or bfloat16.
 
-    Inputs and outputs stay float32 with `keep_io`. An operand that ONNX wants in float32 (the scales of a Resize), a
-    node whose operator the type is not allowed for at the model's opset, quantizers, custom operators, and nodes that
-    `exclude` names, as patterns or operators, stay float32, with a Cast before and behind. A weight beyond the type's
+    Inputs and outputs stay float32 with `keep_io`. An operand that ONNX wants in float32 (the scales of a Resize), and
+    nodes that ONNX allows the type for at a later opset only, quantizers, custom operators, those on sequences, and what
+    `exclude` names, as patterns or operators, stay float32, with Casts before and behind. A weight beyond the type's
     largest number is an error, or becomes that number with `saturate`.
 
     >>> import jq
@@ -39,7 +40,7 @@ def to_narrow(
     """
     check_patterns(graph, exclude)
     found = _retyped(graph, frozenset({FLOAT32}), format.dtype, exclude, saturate)
-    return with_interface(found, {format.dtype}, FLOAT32) if keep_io else found
+    return with_interface(found, interface(graph, FLOAT32), FLOAT32) if keep_io else found
 
 
 def to_float32(graph: Graph) -> Graph:
@@ -56,39 +57,47 @@ def to_float32(graph: Graph) -> Graph:
     return _retyped(graph, _NARROW, FLOAT32, (), saturate=False)
 
 
-def with_interface(graph: Graph, sources: Collection[np.dtype], target: np.dtype) -> Graph:
-    """Return the graph with those of its inputs and outputs that have one of some types in another, behind Casts.
+def with_interface(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
+    """Return the graph with some of its inputs and outputs in another type, behind Casts.
 
     >>> import jq
-    >>> graph = with_interface(jq.load(jq.zoo.path("fashion_resnet")), {FLOAT32}, FLOAT16.dtype)
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> graph = with_interface(graph, interface(graph, FLOAT32), FLOAT16.dtype)
     >>> [str(v) for v in (*graph.inputs, *graph.outputs)]
     ['input: float16[N,1,28,28]', 'logits: float16[N,10]']
     """
     taken, labels, types = set(graph.tensors), {n.name for n in graph.walk()}, graph.values
+    inner: dict[str, str] = {}
+    before: list[Node] = []
     behind: list[Node] = []
-    before = [
-        _cast(v.name, fresh(f"{v.name}_{v.dtype}", taken), v.dtype, labels)
-        for v in graph.inputs
-        if v.dtype is not None and v.dtype in sources
-    ]
-    ins = {n.inputs[0]: n.outputs[0] for n in before}
+    for value in graph.inputs:
+        if value.name in names and value.dtype is not None:
+            inner[value.name] = fresh(f"{value.name}_{value.dtype}", taken)
+            before.append(_cast(value.name, inner[value.name], value.dtype, labels))
     for value in graph.outputs:
-        dtype = value.dtype or types[value.name].dtype
-        if dtype in sources and value.name not in ins:  # an input that is an output has its type already
-            behind.append(_cast(fresh(f"{value.name}_{dtype}", taken), value.name, target, labels))
-    outs = {n.outputs[0]: n.inputs[0] for n in behind}
+        if value.name in names and value.name not in inner:  # an input that is an output has its type already
+            inner[value.name] = fresh(f"{value.name}_{types[value.name].dtype}", taken)
+            behind.append(_cast(inner[value.name], value.name, dtype, labels))
 
-    def typed(values: Iterable[Value], names: Collection[str]) -> tuple[Value, ...]:
-        return tuple(dataclasses.replace(v, dtype=target) if v.name in names else v for v in values)
+    def typed(values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(dataclasses.replace(v, dtype=dtype) if v.name in inner else v for v in values)
 
-    arrays = {outs.get(k, k): a for k, a in graph.arrays.items()}
-    inner = rename(graph.with_arrays(arrays), ins | outs)
-    return inner.replace(
-        nodes=(*before, *inner.nodes, *behind),
-        inputs=typed(graph.inputs, ins),
-        outputs=typed(graph.outputs, {*ins, *outs}),
-        declared={},
-    )
+    made = {n.outputs[0] for n in behind}
+    arrays = {inner[k] if k in made else k: a for k, a in graph.arrays.items()}
+    found = rename(graph.with_arrays(arrays), inner)
+    nodes = (*before, *found.nodes, *behind)
+    return found.replace(nodes=nodes, inputs=typed(graph.inputs), outputs=typed(graph.outputs), declared={})
+
+
+def interface(graph: Graph, dtype: np.dtype) -> set[str]:
+    """Return the names of the inputs and outputs that are tensors of a type.
+
+    >>> import jq
+    >>> sorted(interface(jq.load(jq.zoo.path("fashion_resnet")), FLOAT32))
+    ['input', 'logits']
+    """
+    values = [graph.values.get(v.name, v) for v in (*graph.inputs, *graph.outputs)]
+    return {v.name for v in values if v.dtype == dtype and not v.containers}
 
 
 def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.ndarray:
@@ -178,7 +187,7 @@ class _Retyping:
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     unknown: list[str] = dataclasses.field(default_factory=list)
 
-    def kept(self, name: str, dtype: np.dtype) -> str:
+    def kept(self, name: str, dtype: np.dtype | None) -> str:
         """The name of a tensor as it was."""
         if name not in self.names:
             self.names[name] = fresh(f"{name}_{dtype}", self.taken)
@@ -200,67 +209,59 @@ class _Retyping:
         return graph.replace(nodes=tuple(nodes), inputs=typed(graph.inputs), outputs=typed(graph.outputs), declared={})
 
     def holds(self, name: str, types: Mapping[str, Value]) -> bool:
-        """Whether a tensor has one of the types that change."""
-        return bool(name) and name in types and types[name].dtype in self.sources
+        """Whether a name is of a tensor of one of the types that change."""
+        return _dtype(types, name) in self.sources and not types[name].containers
 
     def back(self, name: str, types: Mapping[str, Value]) -> list[Node]:
         """The tensor as it was, from the one in the new type."""
-        dtype = types[name].dtype if self.holds(name, types) else None
+        dtype = _dtype(types, name) if self.holds(name, types) else None
         return [] if dtype is None else [_cast(name, self.kept(name, dtype), dtype, self.labels)]
 
     def node(self, node: Node, types: Mapping[str, Value], opset: int) -> list[Node]:
         """A node in the new type as far as its operator has it, and Casts behind it."""
-        self.check(node, types)
-        if node.subgraphs:
-            inner = {k: self.graph(g, types) for k, g in node.subgraphs.items()}
-            node = node.replace(attrs={**node.attrs, **inner})
-            return [node, *(cast for o in node.outputs for cast in self.back(o, types))]
-        if node.op_type == "Cast" and not node.domain and not matches_any(node, self.exclude):
-            to = helper.tensor_dtype_to_np_dtype(node.attrs["to"])
-            if to in self.sources:
-                node = node.replace(attrs={**node.attrs, "to": helper.np_dtype_to_tensor_dtype(self.target)})
-            return [node, *self.back(node.outputs[0], types)]
-        ins, outs = self.held(node, types, opset)
-        inputs = tuple(self.kept(n, d) if (d := ins.get(i)) is not None else n for i, n in enumerate(node.inputs))
-        outputs = tuple(self.kept(n, d) if (d := outs.get(i)) is not None else n for i, n in enumerate(node.outputs))
-        after: list[Node] = []
-        for place, name in enumerate(node.outputs):
-            after += (
-                [_cast(outputs[place], name, self.target, self.labels)] if place in outs else self.back(name, types)
-            )
-        return [node.replace(inputs=inputs, outputs=outputs), *after]
-
-    def check(self, node: Node, types: Mapping[str, Value]) -> None:
-        """Note tensors whose types are not known, or are not of tensors."""
         for name in filter(None, node.outputs):
-            value = types.get(name)
-            if value is None or value.dtype is None or value.containers:
-                kind = "of unknown type" if value is None or not value.containers else f"a {value.containers[0]}"
-                self.unknown.append(f"node {node.label!r} ({node.qualified}) makes {name!r}, which is {kind}")
+            if _dtype(types, name) is None:
+                self.unknown.append(f"node {node.label!r} ({node.qualified}) makes {name!r}, whose type is not known")
+        casts = [cast for o in node.outputs for cast in self.back(o, types)]
+        if matches_any(node, self.exclude):
+            return self.unchanged(node, types)
+        if node.op_type in _CONTROL and not node.domain:
+            inner = {k: self.graph(g, types) for k, g in node.subgraphs.items()}
+            return [node.replace(attrs={**node.attrs, **inner}), *casts]
+        if node.op_type == "Cast" and not node.domain:
+            if casts:
+                node = node.replace(attrs={**node.attrs, "to": helper.np_dtype_to_tensor_dtype(self.target)})
+            return [node, *casts]
+        alone = self.refused(node, types, opset)
+        if alone is None:
+            return self.unchanged(node, types)
+        inputs = tuple(self.kept(n, types[n].dtype) if i in alone else n for i, n in enumerate(node.inputs))
+        return [node.replace(inputs=inputs), *casts]
 
-    def held(
-        self, node: Node, types: Mapping[str, Value], opset: int
-    ) -> tuple[dict[int, np.dtype], dict[int, np.dtype]]:
-        """The places of the inputs and outputs that stay as they are, with their types."""
-        ins, outs = (
-            {i: d for i, n in enumerate(names) if self.holds(n, types) and (d := types[n].dtype) is not None}
-            for names in (node.inputs, node.outputs)
-        )
+    def unchanged(self, node: Node, types: Mapping[str, Value]) -> list[Node]:
+        """A node, with all that is in it, on tensors as they were, and Casts of what it makes to the new type."""
+        names = {n: self.kept(n, types[n].dtype) for n in (*node.reads(), *node.outputs) if self.holds(n, types)}
+        casts = [_cast(names[o], o, self.target, self.labels) for o in node.outputs if o in names]
+        outputs = tuple(names.get(o, o) for o in node.outputs)
+        return [reading(node, names).replace(outputs=outputs), *casts]
+
+    def refused(self, node: Node, types: Mapping[str, Value], opset: int) -> set[int] | None:
+        """The places of the inputs that an operator has in other types only; None where the node stays as it was."""
         found = schema(node.op_type, node.domain, opset)
-        if found is None or quantizes(node) or matches_any(node, self.exclude):
-            return ins, outs
-        allowed = {c.type_param_str: c.allowed_type_strs for c in found.type_constraints}
-        kinds = [[p.type_str for p in side] for side in (found.inputs, found.outputs)]
-        # The last parameter may stand for many.
-        inputs, outputs = ({i: k[min(i, len(k) - 1)] for i in side} for k, side in zip(kinds, (ins, outs), strict=True))
-        if not set(outputs.values()) <= set(inputs.values()):  # attributes say of which type an output is
-            return ins, outs
+        contained = any(n in types and types[n].containers for n in (*node.inputs, *node.outputs))
+        if found is None or quantizes(node) or node.subgraphs or contained:
+            return None
         name = f"tensor({'float' if self.target == FLOAT32 else self.target})"
-        refused = {k for k in (*inputs.values(), *outputs.values()) if name not in allowed.get(k, (k,))}
-        return (
-            {i: d for i, d in ins.items() if inputs[i] in refused},
-            {i: d for i, d in outs.items() if outputs[i] in refused},
+        allowed = {c.type_param_str: name in c.allowed_type_strs for c in found.type_constraints}
+        inputs, outputs = (
+            # The last parameter may stand for many.
+            {i: side[min(i, len(side) - 1)].type_str for i, n in enumerate(names) if self.holds(n, types)}
+            for side, names in ((found.inputs, node.inputs), (found.outputs, node.outputs))
         )
+        # Of a type that no input has, attributes say which it is.
+        if not all(kind in inputs.values() and allowed.get(kind, False) for kind in outputs.values()):
+            return None
+        return {i for i, kind in inputs.items() if not allowed.get(kind, False)}
 
 
 def _without_idle_casts(graph: Graph) -> Graph:

@@ -75,6 +75,12 @@ def branches() -> list[onnx.NodeProto]:
     return [conv(), node("If", ["yes"], ["y"], then_branch=then, else_branch=other)]
 
 
+def mapped() -> onnx.GraphProto:
+    """A body that a SequenceMap calls on its elements and on a tensor."""
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("element", "whole", "summed")]
+    return helper.make_graph([node("Add", ["element", "whole"], ["summed"])], "body", values[:2], values[2:])
+
+
 CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
     "weights": ([conv(target="y")], {}),
     "resize": (
@@ -128,6 +134,16 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
         {"k": np.float64(1.5)},
     ),
     "an output inside": ([conv(), node("Relu", ["a"], ["y"]), node("Neg", ["y"], ["z"])], {}),
+    "sequence": (
+        [conv(), node("SplitToSequence", ["a"], ["s"]), node("SequenceAt", ["s", "one"], ["e"]),
+         node("SequenceInsert", ["s", "e"], ["t"]), node("ConcatFromSequence", ["t"], ["c"], axis=0), node("Relu", ["c"], ["y"])],
+        {"one": np.array(1, I64)},
+    ),
+    "map over a sequence": (
+        [conv(), node("SplitToSequence", ["a"], ["s"]), node("SequenceMap", ["s", "a"], ["m"], body=mapped()),
+         node("ConcatFromSequence", ["m"], ["y"], axis=0)],
+        {},
+    ),
     "loop": (looped(), {"three": np.array(3, I64)}),
     "if": (branches(), {"yes": np.array(True)}),
     "else": (branches(), {"yes": np.array(False)}),
@@ -265,21 +281,18 @@ def test_excluded_operators_stay_float32() -> None:
         jq.convert(model, to="bf16", exclude=["nothing"])
 
 
-def test_custom_operators_and_sequences_say_what_is_wrong() -> None:
+def test_custom_operators_stay_and_their_types_must_be_known() -> None:
     custom = build([conv(target="y")], {"w": W})
     custom.graph.node.insert(0, node("Odd", ["x"], ["h"], name="odd", domain="com.acme"))
     custom.graph.node[1].input[0] = "h"
     custom.opset_import.append(helper.make_opsetid("com.acme", 1))
-    with pytest.raises(jq.UnsupportedOp, match=r"'odd' \(com.acme::Odd\) makes 'h', which is of unknown type"):
+    with pytest.raises(jq.UnsupportedOp, match=r"'odd' \(com.acme::Odd\) makes 'h', whose type is not known"):
         jq.convert(custom, to="fp16", form="native")
     custom.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, 4, 5, 6]))
     graph = jq.load(jq.convert(custom, to="fp16", form="native", keep_io=False))
     odd, found = (next(n for n in graph.nodes if n.op_type == op) for op in ("Odd", "Conv"))
     casts = [graph.producer[name] for name in (odd.inputs[0], found.inputs[0])]
     assert [(n.op_type, n.attrs["to"]) for n in casts] == [("Cast", TensorProto.FLOAT), ("Cast", TensorProto.FLOAT16)]
-    sequence = build([node("SplitToSequence", ["x"], ["s"]), node("ConcatFromSequence", ["s"], ["y"], axis=0)])
-    with pytest.raises(jq.UnsupportedOp, match="makes 's', which is a sequence"):
-        jq.convert(sequence, to="fp16", form="native")
 
 
 @pytest.mark.parametrize("name", ["fashion_resnet", "fashion_mobilenet"])
@@ -305,6 +318,25 @@ def test_a_float16_model_of_its_own_becomes_float32() -> None:
     np.testing.assert_array_equal(onnxruntime_outputs(found, {"x": x})[0], onnxruntime_outputs(full, {"x": x})[0])
     same = jq.convert(full, to="fp32")
     np.testing.assert_array_equal(onnxruntime_outputs(same, {"x": x})[0], onnxruntime_outputs(full, {"x": x})[0])
+
+
+def test_an_if_may_be_excluded_with_all_that_is_in_it() -> None:
+    model = case("if")
+    found = jq.convert(model, to="fp16", form="native", exclude=["If"])
+    graph = jq.load(found)
+    (chosen,) = (n for n in graph.nodes if n.op_type == "If")
+    assert {graph.values[n].dtype for n in chosen.reads()} == {np.dtype(np.float32), np.dtype(bool)}
+    assert not any(n.op_type == "Cast" for g in chosen.subgraphs.values() for n in g.nodes)
+    (have,), (want,) = (onnxruntime_outputs(m, {"x": X}) for m in (found, model))
+    np.testing.assert_allclose(have, want, atol=2e-2, rtol=1e-2)
+
+
+def test_inputs_that_are_float16_already_stay_so() -> None:
+    half = helper.make_tensor_value_info("h", TensorProto.FLOAT16, [6])
+    nodes = [node("Cast", ["h"], ["f"], to=TensorProto.FLOAT), node("Add", ["x", "f"], ["y"])]
+    found = jq.convert(build(nodes, extra_inputs=[half]), to="fp16", form="native")
+    kinds = {v.name: v.type.tensor_type.elem_type for v in (*found.graph.input, *found.graph.output)}
+    assert kinds == {"x": TensorProto.FLOAT, "h": TensorProto.FLOAT16, "y": TensorProto.FLOAT}
 
 
 def test_a_quantized_model_is_refused_or_keeps_its_quantizers() -> None:
