@@ -148,6 +148,8 @@ def _arrays(graph: Graph, params: Mapping[str, Any] | None) -> dict[str, np.ndar
 def _external(arrays: Mapping[str, np.ndarray], model: Path, external: External) -> list[TensorProto]:
     """Tensors whose bytes are in files beside the model's, written one after the other."""
     tensors = []
+    if external.one_file:
+        external.file(model).touch()  # so that an older model's does not stay
     for index, (name, array) in enumerate(arrays.items()):
         inside = array.nbytes < max(external.threshold, 1)
         if inside or array.dtype == object or element_bits(array.dtype) < 8:

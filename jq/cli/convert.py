@@ -70,7 +70,7 @@ def convert(
         raise ConfigError(
             "nothing to convert; give one or more of --dequantize, --uint8-activations, --opset, --shape, --nhwc, --to"
         )
-    output = output or model.with_name(f"{model.stem}_converted.onnx")
+    output = output or model.parent / f"{model.stem}_converted.onnx"
     made = jq.convert(
         model,
         output,

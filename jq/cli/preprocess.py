@@ -43,7 +43,7 @@ def preprocess(
 
     Example: jq-quant preprocess large.onnx --save-as-external-data --all-tensors-to-one-file
     """
-    output = output_model_path or input_model_path.with_name(f"{input_model_path.stem}_preprocessed.onnx")
+    output = output_model_path or input_model_path.parent / f"{input_model_path.stem}_preprocessed.onnx"
     model = jq.preprocess(
         input_model_path,
         output,

@@ -1,7 +1,7 @@
 """One model as another that computes the same, or the same in another number format.
 
-Each conversion is a function of its own, Graph to Graph; `convert` applies those asked for, in the order of the
-table below, and checks what comes out.
+Each conversion is a function of its own, Graph to Graph; `convert` applies those asked for, in a stated order, and
+checks what comes out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from jq import files
 from jq.convert.casts import with_casts, with_quantizers
 from jq.convert.interface import fix_shapes, nhwc_inputs
 from jq.convert.overflow import overflowing
-from jq.convert.precision import FLOAT32, interface, to_float32, to_narrow, with_interface
-from jq.convert.quantizers import dequantize as dequantized
-from jq.convert.quantizers import unsigned_activations
+from jq.convert.precision import FLOAT32, inputs_and_outputs, to_float32, to_narrow, with_interface
+from jq.convert.quantizers import unsigned_activations, without_quantizers
 from jq.errors import ConfigError, ModelError, suggest
 from jq.formats import BFLOAT16, FLOAT16, Float
 from jq.graph import Graph
@@ -29,7 +28,6 @@ from jq.passes.opset import check_opset, with_opset
 
 __all__ = [
     "convert",
-    "dequantized",
     "fix_shapes",
     "nhwc_inputs",
     "overflowing",
@@ -40,6 +38,7 @@ __all__ = [
     "with_interface",
     "with_opset",
     "with_quantizers",
+    "without_quantizers",
 ]
 
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -66,7 +65,7 @@ def convert(
 ) -> ModelProto:
     """Return the converted model, which onnx's checker accepts; write it to `output`, atomically.
 
-    What is asked for happens in the order of the parameters: quantizers taken out (`dequantized`), or their int8
+    What is asked for happens in the order of the parameters: quantizers taken out (`without_quantizers`), or their int8
     activations made uint8 (`unsigned_activations`); another opset (`with_opset`); inputs of fixed shapes
     (`fix_shapes`), in channels-last order (`nhwc_inputs`); and float tensors in another type.
 
@@ -74,8 +73,8 @@ def convert(
     operators compute in float32 on tensors that Casts round, weights are stored in the type (`with_casts`);
     onnxruntime runs both types. "qdq": the same with AMD Quark's quantizers (`with_quantizers`), which onnxruntime
     runs with Quark's library only. "native": operators compute in the type (`to_narrow`); onnxruntime's CPU runs
-    float16 and has next to no kernels for bfloat16 (which ONNX allows for all that convolutional networks need from
-    opset 22 on). `keep_io=False` makes inputs and outputs of the type, too. What is beyond the type is an error that
+    float16, and of bfloat16 lacks kernels as those of Add and Relu (`jq.trace` runs it). ONNX allows bfloat16 for a Conv
+    from opset 22 on. `keep_io=False` makes inputs and outputs of the type, too. What is beyond the type is an error that
     names the tensor: weights, and with `data` (what `jq.calibrate` takes) activations. `exclude` keeps nodes in
     float32; `saturate` makes such weights the largest number, and the error on activations a warning.
 
@@ -95,7 +94,7 @@ def convert(
     files.check_writable(output, model)
     graph = model if isinstance(model, Graph) else load(model)
     if dequantize:
-        graph = dequantized(graph)
+        graph = without_quantizers(graph)
     if uint8_activations:
         graph = unsigned_activations(graph)
     if opset is not None:
@@ -113,7 +112,7 @@ def convert(
     elif to is not None:
         rounded = with_casts if form == "cast" else with_quantizers
         graph = rounded(graph, _NARROW[to], exclude=exclude, saturate=saturate)
-        graph = graph if keep_io else with_interface(graph, interface(graph, FLOAT32), _NARROW[to].dtype)
+        graph = graph if keep_io else with_interface(graph, inputs_and_outputs(graph, FLOAT32), _NARROW[to].dtype)
     return finished(graph, output)
 
 

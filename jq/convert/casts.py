@@ -44,7 +44,12 @@ def with_casts(graph: Graph, format: Float, *, exclude: Collection[str] = (), sa
     config = presets[_PRESETS[format]].replace(op_types=None, rewrites=(), exclude=tuple(exclude))
     plan = make_plan(graph, None, config)
     for name in plan.weights:
-        narrowed(name, graph.arrays[name], format, saturate)
+        codes = narrowed(name, graph.arrays[name], format, saturate)
+        if format.saturates and not saturate and np.isinf(codes.astype(np.float32)).any():
+            raise ModelError(
+                f"{name!r} holds infinite values, which are {format.largest:.6g} where {format.name} saturates. Exclude "
+                "the nodes that read it, saturate, or convert the model in the native form"
+            )
     return quantized_graph(graph, plan, opset=graph.opset())
 
 

@@ -28,26 +28,26 @@ def fix_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not all(isinstance(d, int) and not isinstance(d, bool) and 0 < d < _LARGEST for d in given):
             raise ConfigError(f"the shape of {name!r} is {given}; expected whole numbers above 0")
-        declared = inputs[name].shape if inputs[name].shape is not None else (None,) * len(given)
-        assert declared is not None
+        declared = inputs[name].shape
+        if declared is None:
+            declared = (None,) * len(given)
         if len(declared) != len(given):
             raise ConfigError(
                 f"input {name!r} has {len(declared)} dims, {_shown(declared)}; {_shown(given)} does not fit"
             )
         for dim, size in zip(declared, given, strict=True):
-            if (known.setdefault(dim, size) if isinstance(dim, str) else size if dim is None else dim) != size:
-                raise ConfigError(
-                    f"{_shown(given)} does not fit input {name!r}, {_shown(declared)}: {dim} is "
-                    f"{known.get(dim, dim) if isinstance(dim, str) else dim} already"
-                )
-    fixed = [
-        Value(v.name, v.dtype, tuple(shapes[v.name]), v.containers) if v.name in shapes else v for v in graph.inputs
-    ]
-    bound = tuple(_bound(v, known) for v in fixed)
+            bound = known.setdefault(dim, size) if isinstance(dim, str) else dim
+            if bound not in (None, size):
+                why = f": {dim} is {bound} already" if isinstance(dim, str) else ""
+                raise ConfigError(f"{_shown(given)} does not fit input {name!r}, {_shown(declared)}{why}")
+    fixed = (
+        dataclasses.replace(v, shape=tuple(shapes[v.name])) if v.name in shapes else _bound(v, known)
+        for v in graph.inputs
+    )
     # What the file says of the shapes inside is of other inputs, and so may be what it says of the outputs.
     nodes = tuple(_undeclared(n) for n in graph.nodes)
-    found = graph.replace(inputs=bound, nodes=nodes, declared={})
-    inferred = found.replace(outputs=tuple(Value(v.name, v.dtype, None, v.containers) for v in graph.outputs)).values
+    found = graph.replace(inputs=tuple(fixed), nodes=nodes, declared={})
+    inferred = found.replace(outputs=tuple(dataclasses.replace(v, shape=None) for v in graph.outputs)).values
     outputs = [inferred.get(v.name, v) for v in graph.outputs]
     return found.replace(
         outputs=tuple(

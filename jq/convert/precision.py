@@ -40,7 +40,7 @@ def to_narrow(
     """
     check_patterns(graph, exclude)
     found = _retyped(graph, frozenset({FLOAT32}), format.dtype, exclude, saturate)
-    return with_interface(found, interface(graph, FLOAT32), FLOAT32) if keep_io else found
+    return with_interface(found, inputs_and_outputs(graph, FLOAT32), FLOAT32) if keep_io else found
 
 
 def to_float32(graph: Graph) -> Graph:
@@ -62,7 +62,7 @@ def with_interface(graph: Graph, names: Collection[str], dtype: np.dtype) -> Gra
 
     >>> import jq
     >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
-    >>> graph = with_interface(graph, interface(graph, FLOAT32), FLOAT16.dtype)
+    >>> graph = with_interface(graph, inputs_and_outputs(graph, FLOAT32), FLOAT16.dtype)
     >>> [str(v) for v in (*graph.inputs, *graph.outputs)]
     ['input: float16[N,1,28,28]', 'logits: float16[N,10]']
     """
@@ -89,11 +89,11 @@ def with_interface(graph: Graph, names: Collection[str], dtype: np.dtype) -> Gra
     return found.replace(nodes=nodes, inputs=typed(graph.inputs), outputs=typed(graph.outputs), declared={})
 
 
-def interface(graph: Graph, dtype: np.dtype) -> set[str]:
+def inputs_and_outputs(graph: Graph, dtype: np.dtype) -> set[str]:
     """Return the names of the inputs and outputs that are tensors of a type.
 
     >>> import jq
-    >>> sorted(interface(jq.load(jq.zoo.path("fashion_resnet")), FLOAT32))
+    >>> sorted(inputs_and_outputs(jq.load(jq.zoo.path("fashion_resnet")), FLOAT32))
     ['input', 'logits']
     """
     values = [graph.values.get(v.name, v) for v in (*graph.inputs, *graph.outputs)]
@@ -175,7 +175,7 @@ def _retyped(
     return _without_idle_casts(found.with_arrays({**found.arrays, **changed}, declared={}))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Retyping:
     """What is changed to what, and the names that tensors have as they were."""
 

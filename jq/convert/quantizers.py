@@ -87,7 +87,7 @@ class _Shift:
         return self.shifted[name]
 
 
-def dequantize(graph: Graph) -> Graph:
+def without_quantizers(graph: Graph) -> Graph:
     """Return the float graph of a quantized one: no quantizers, and weights that are what their codes stand for.
 
     Quantizers that `jq.split_quantizers` cannot take out stay, with a warning.
@@ -95,7 +95,7 @@ def dequantize(graph: Graph) -> Graph:
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()
     >>> model = jq.quantize(jq.zoo.path("fashion_resnet"), images[:16], "XINT8").model
-    >>> len(model.graph.node), len(dequantize(jq.load(model)).nodes)
+    >>> len(model.graph.node), len(without_quantizers(jq.load(model)).nodes)
     (123, 39)
     """
     found, plan = split_quantizers(graph)

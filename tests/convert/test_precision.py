@@ -258,6 +258,10 @@ def test_the_largest_float32_is_beyond_bfloat16_and_infinity_is_not() -> None:
                 jq.convert(model, to="bf16", form="native")
         else:
             (y,) = traced(jq.convert(model, to="bf16", form="native"), {"x": X})
+            if np.isinf(value):
+                with pytest.raises(jq.ModelError, match="'m' holds infinite values, which are 65504"):
+                    jq.convert(model, to="fp16")
+                jq.convert(model, to="fp16", saturate=True)
             assert np.isfinite(value) or np.array_equal(y, X.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
