@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from jq import files
 from jq.errors import ConfigError, ModelError
 from jq.graph import Graph, Node, Value
 from jq.onnx_read import SKELETON_BYTES, element_bits, read_value
@@ -43,7 +44,8 @@ class External:
             raise ConfigError(f"external data at {name!r}: expected the name of a file beside the model {path}")
         target = self.file(path)
         mapped = {f for a in graph.arrays.values() if (f := getattr(a, "filename", None)) is not None}
-        if target.is_dir() or (target.exists() and any(Path(f).exists() and target.samefile(f) for f in mapped)):
+        files.check_writable(target)
+        if target.exists() and any(Path(f).exists() and target.samefile(f) for f in mapped):
             raise ConfigError(
                 f"external data at {name!r}: there are the weights of the model itself; give another name"
             )

@@ -63,9 +63,8 @@ def preprocess(
     if save_as_external_data:
         if path is None:
             raise ConfigError("save_as_external_data: external data lie beside a file; give an output_model_path")
-        # onnxruntime's older default is the folder itself.
-        beside = external_data_location is None or os.path.normpath(external_data_location) == "."
-        location = None if beside else external_data_location
+        # The folder itself, onnxruntime's older default, names no file.
+        location = None if external_data_location in (None, ".", "./") else external_data_location
         external = External(location=location, one_file=all_tensors_to_one_file, threshold=external_data_size_threshold)
         external.check(source, path)
     if path is not None:

@@ -134,7 +134,7 @@ class TestExternalData:
         assert self.files(tmp_path) == ["out"] and self.files(tmp_path / "out") == ["out.onnx", "out.onnx.0.data"]
         assert jq.load(tmp_path / "out" / "out.onnx").params.keys() == {t.name for t in found.graph.initializer}
 
-    @pytest.mark.parametrize("location", ["../x.bin", "a/b.bin", "out.onnx", "..", "/x.bin", "x\0.bin"])
+    @pytest.mark.parametrize("location", ["../x.bin", "a/b.bin", "out.onnx", "..", "/x.bin", "x\0.bin", ""])
     def test_places_that_are_refused(self, location: str, tmp_path: Path) -> None:
         with pytest.raises(jq.ConfigError, match="expected the name of a file beside the model"):
             jq.preprocess(MODEL, tmp_path / "out.onnx", save_as_external_data=True, all_tensors_to_one_file=True,

@@ -56,8 +56,9 @@ def convert(
 ) -> None:
     """Convert a model: number format, opset, shapes and layout of its inputs, codes of its activations.
 
-    Conversions happen in the order of the options. onnxruntime runs the results, but for bf16 in the native form, of
-    which its CPU has next to no kernels, and for the qdq form, which needs Quark's library of custom operators.
+    Conversions happen in the order of the options. onnxruntime runs the results, but for bf16 in the native form, where
+    its CPU lacks kernels such as those of Add and Relu, and for the qdq form, which needs Quark's library of custom
+    operators.
 
     Example: jq-quant convert model.onnx --to fp16 --form native -o model_fp16.onnx
 

@@ -20,17 +20,28 @@ def preprocess(
     output_model_path: Annotated[
         Path | None, typer.Option("--output", "-o", help="The result [MODEL_preprocessed.onnx].", show_default=False)
     ] = None,
-    skip_optimization: Annotated[bool, typer.Option(help="No optimization by onnxruntime.")] = False,
-    skip_onnx_shape: Annotated[bool, typer.Option(help="No shape inference by onnx.")] = False,
-    skip_symbolic_shape: Annotated[bool, typer.Option(help="No symbolic shape inference.")] = False,
-    auto_merge: Annotated[bool, typer.Option(help="Symbolic: take dims that conflict as one.")] = False,
+    skip_optimization: Annotated[
+        bool, typer.Option("--skip-optimization", help="No optimization by onnxruntime.")
+    ] = False,
+    skip_onnx_shape: Annotated[bool, typer.Option("--skip-onnx-shape", help="No shape inference by onnx.")] = False,
+    skip_symbolic_shape: Annotated[
+        bool, typer.Option("--skip-symbolic-shape", help="No symbolic shape inference.")
+    ] = False,
+    auto_merge: Annotated[bool, typer.Option("--auto-merge", help="Symbolic: take dims that conflict as one.")] = False,
     int_max: Annotated[int, typer.Option(help="Symbolic: from here on the end of a Slice is none.")] = 2**31 - 1,
     guess_output_rank: Annotated[
-        bool, typer.Option(help="Symbolic: outputs of unknown operators have the rank of their first input.")
+        bool,
+        typer.Option(
+            "--guess-output-rank", help="Symbolic: outputs of unknown operators have the rank of their first input."
+        ),
     ] = False,
     verbose: Annotated[int, typer.Option(help="Symbolic: 1 logs warnings, 3 everything.")] = 0,
-    save_as_external_data: Annotated[bool, typer.Option(help="Write weights to files beside the model.")] = False,
-    all_tensors_to_one_file: Annotated[bool, typer.Option(help="One such file, not one for each weight.")] = False,
+    save_as_external_data: Annotated[
+        bool, typer.Option("--save-as-external-data", help="Write weights to files beside the model.")
+    ] = False,
+    all_tensors_to_one_file: Annotated[
+        bool, typer.Option("--all-tensors-to-one-file", help="One such file, not one for each weight.")
+    ] = False,
     external_data_location: Annotated[
         str | None, typer.Option(help="The name of that file [OUTPUT.data].", show_default=False)
     ] = None,

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from jq.config import presets
-from jq.convert.precision import check_patterns, narrowed
+from jq.convert.precision import check_patterns, narrowed, with_casts_defined
 from jq.domains import QUARK
 from jq.errors import ModelError
 from jq.export import quantized_graph
@@ -27,7 +27,7 @@ def with_casts(graph: Graph, format: Float, *, exclude: Collection[str] = (), sa
 
     Tensors are those that the presets BF16 and FP16 round, of all operators but those that `exclude` names; nodes
     inside If, Loop and Scan compute on as they did. Activations beyond float16 saturate, as in the presets; a weight
-    beyond the type is an error, or saturates too.
+    beyond the type is an error, or saturates too. Opsets below 13 become 13.
 
     >>> import jq
     >>> graph = with_casts(jq.load(jq.zoo.path("fashion_resnet")), BFLOAT16)
@@ -41,6 +41,7 @@ def with_casts(graph: Graph, format: Float, *, exclude: Collection[str] = (), sa
             f"the model is quantized: node {found.label!r} is a {found.qualified}. Dequantize it first, or convert "
             "it in the native form, which leaves quantizers as they are"
         )
+    graph = with_casts_defined(graph)
     config = presets[_PRESETS[format]].replace(op_types=None, rewrites=(), exclude=tuple(exclude))
     plan = make_plan(graph, None, config)
     for name in plan.weights:

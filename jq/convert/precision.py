@@ -16,10 +16,12 @@ from jq.graph import Graph, Node, Value
 from jq.passes.clean import remove_unused
 from jq.passes.constants import quantizes
 from jq.passes.edit import bypass, fresh, reading, rename
+from jq.passes.opset import with_opset
 from jq.registry import schema
 
 FLOAT32 = np.dtype(np.float32)
 _CONTROL = ("If", "Loop", "Scan")  # whose bodies' tensors change with those outside
+_LEAST = 13  # the first opset whose Cast knows bfloat16
 _NARROW = frozenset({FLOAT16.dtype, BFLOAT16.dtype})
 
 
@@ -31,7 +33,7 @@ def to_narrow(
     Inputs and outputs stay float32 with `keep_io`. An operand that ONNX wants in float32 (the scales of a Resize), and
     nodes that ONNX allows the type for at a later opset only, quantizers, custom operators, those on sequences, and what
     `exclude` names, as patterns or operators, stay float32, with Casts before and behind. A weight beyond the type's
-    largest number is an error, or becomes that number with `saturate`.
+    largest number is an error, or becomes that number with `saturate`. Opsets below 13 become 13.
 
     >>> import jq
     >>> graph = to_narrow(jq.load(jq.zoo.path("fashion_resnet")), FLOAT16)
@@ -39,6 +41,7 @@ def to_narrow(
     ({'float16'}, 'input: float32[N,1,28,28]')
     """
     check_patterns(graph, exclude)
+    graph = with_casts_defined(graph)
     found = _retyped(graph, frozenset({FLOAT32}), format.dtype, exclude, saturate)
     return with_interface(found, inputs_and_outputs(graph, FLOAT32), FLOAT32) if keep_io else found
 
@@ -123,6 +126,16 @@ def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.
             f"{name!r}, of magnitude {np.abs(array).max():.3g} and less, is zero in {format.name}", stacklevel=2
         )
     return np.where(beyond, np.copysign(format.dtype.type(format.largest), found), found).astype(format.dtype)
+
+
+def with_casts_defined(graph: Graph) -> Graph:
+    """Return the graph at an opset whose Cast knows bfloat16.
+
+    >>> import jq
+    >>> with_casts_defined(jq.load(jq.zoo.path("fashion_resnet"))).opset()
+    17
+    """
+    return with_opset(graph, _LEAST) if graph.opset() < _LEAST else graph
 
 
 def check_patterns(graph: Graph, patterns: Iterable[str]) -> None:

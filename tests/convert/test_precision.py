@@ -265,6 +265,16 @@ def test_the_largest_float32_is_beyond_bfloat16_and_infinity_is_not() -> None:
             assert np.isfinite(value) or np.array_equal(y, X.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
+@pytest.mark.parametrize("form", ["cast", "native"])
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_older_opsets_become_one_whose_cast_knows_the_types(to: Any, form: Any) -> None:
+    nodes = [conv(), node("Upsample", ["a", "s"], ["y"], mode="linear")]
+    model = build(nodes, {"w": W, "s": np.float32([1, 1, 2, 2])}, opset=9)
+    found = jq.convert(model, to=to, form=form)
+    assert found.opset_import[0].version == 13
+    np.testing.assert_allclose(traced(found, {"x": X})[0], onnxruntime_outputs(model, {"x": X})[0], atol=0.05)
+
+
 def test_an_epsilon_that_becomes_zero_is_reported() -> None:
     model = build([node("Add", ["x", "eps"], ["y"])], {"eps": np.float32(1e-12)})
     with pytest.warns(UserWarning, match="'eps', of magnitude 1e-12 and less, is zero in float16"):
