@@ -66,8 +66,8 @@ def preprocess(
         # The folder itself, onnxruntime's older default, names no file.
         location = None if external_data_location in (None, ".", "./") else external_data_location
         external = External(location=location, one_file=all_tensors_to_one_file, threshold=external_data_size_threshold)
-        external.check(source, path)
     if path is not None:
+        (external or External()).check(source, path)
         path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=None if path is None else path.parent, prefix=".preprocess.") as folder:
         graph = with_opset(source, _LEAST) if source.opset() < _LEAST else source

@@ -152,6 +152,15 @@ class TestExternalData:
         jq.preprocess(source, tmp_path / "out.onnx", **options)
         assert (tmp_path / "weights.bin").read_bytes() == before
 
+    def test_not_even_where_they_are_called_like_the_outputs(self, tmp_path: Path) -> None:
+        source = tmp_path / "in.onnx"
+        jq.save(jq.load(MODEL), source, external=onnx_write.External(location="out.onnx.data", threshold=64))
+        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+            jq.preprocess(source, tmp_path / "out.onnx")
+        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+            jq.convert(source, tmp_path / "out.onnx", to="fp16")
+        assert self.files(tmp_path) == ["in.onnx", "out.onnx.data"]
+
     def test_without_a_file_there_is_no_beside(self) -> None:
         with pytest.raises(jq.ConfigError, match="give an output_model_path"):
             jq.preprocess(MODEL, save_as_external_data=True)

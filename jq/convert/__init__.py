@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from onnx import ModelProto
@@ -23,7 +24,7 @@ from jq.errors import ConfigError, ModelError, suggest
 from jq.formats import BFLOAT16, FLOAT16, Float
 from jq.graph import Graph
 from jq.onnx_read import load
-from jq.onnx_write import finished
+from jq.onnx_write import External, finished
 from jq.passes.opset import check_opset, with_opset
 
 __all__ = [
@@ -93,6 +94,8 @@ def convert(
     check_opset(opset)
     files.check_writable(output, model)
     graph = model if isinstance(model, Graph) else load(model)
+    if output is not None:
+        External().check(graph, Path(output))  # of what is above protobuf's limit
     if dequantize:
         graph = without_quantizers(graph)
     if uint8_activations:
