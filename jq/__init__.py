@@ -5,6 +5,7 @@ from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets
+from jq.convert import convert
 from jq.equalize import equalize
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from jq.export import export
@@ -21,6 +22,7 @@ from jq.pipeline import Result, quantize
 from jq.plan import Plan, QParams
 from jq.planning import make_plan
 from jq.prepare import prepare
+from jq.preprocess import preprocess
 from jq.quantized import split_quantizers
 from jq.report import Report
 from jq.search import activation_qparams, activation_ranges, weight_qparams
@@ -51,6 +53,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "convert",
     "correct_biases",
     "equalize",
     "evaluate",
@@ -66,6 +69,7 @@ __all__ = [
     "metrics",
     "pack",
     "prepare",
+    "preprocess",
     "presets",
     "quantize",
     "save",

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
-import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from jq.domains import CONTRIB, MICROSOFT, VITIS
@@ -19,7 +18,7 @@ from jq.errors import ConfigError, suggest
 from jq.fake import as_planned
 from jq.formats import Block, Float, Integer
 from jq.graph import Graph, Node
-from jq.onnx_write import check_model, infer_types, save, to_model
+from jq.onnx_write import finished
 from jq.passes.clean import remove_unused
 from jq.passes.edit import fresh, reading
 from jq.passes.opset import with_opset
@@ -52,19 +51,7 @@ def export(
     26
     """
     quantized = quantized_graph(graph, plan, params, format, opset)
-    # What the file said of types inside may be another batch's: they follow from the inputs.
-    types = {k: v for k, v in infer_types(quantized.replace(declared={})).items() if v.dtype is not None}
-    outputs = tuple(
-        v if v.dtype is not None and v.shape is not None else types.get(v.name, v) for v in quantized.outputs
-    )
-    metadata = {**graph.metadata, **(metadata or {})}
-    quantized = quantized.replace(declared=types, outputs=outputs, metadata=metadata)
-    if path is not None:
-        save(quantized, path, check=True)
-        return onnx.load(path)
-    model = to_model(quantized)
-    check_model(model)
-    return model
+    return finished(quantized.replace(metadata={**graph.metadata, **(metadata or {})}), path)
 
 
 def quantized_graph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -12,13 +13,42 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from jq.errors import ModelError
+from jq import files
+from jq.errors import ConfigError, ModelError
 from jq.graph import Graph, Node, Value
 from jq.onnx_read import SKELETON_BYTES, element_bits, read_value
 
 _LONGEST_SHAPE = 1 << 16
 _LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, less room for the structure
 _ALIGNMENT = 4096  # of external tensors, so that they can be mapped
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class External:
+    """How weights are kept in files beside the model's."""
+
+    location: str | None = None  # the name of the one file; None for the model's own with .data behind it
+    one_file: bool = True  # or one for each weight
+    threshold: int = SKELETON_BYTES  # smaller weights stay in the model
+
+    def file(self, model: Path) -> Path:
+        """The one file beside a model's."""
+        return model.with_name(self.location or f"{model.name}.data")
+
+    def check(self, graph: Graph, path: Path) -> None:
+        """Raise a ConfigError where weights cannot be written so, or where those of the graph itself would be lost."""
+        if not self.one_file:
+            return
+        name = self.file(path).name if self.location is None else self.location
+        if name in ("", ".", "..", path.name) or Path(name).name != name or "\0" in name:
+            raise ConfigError(f"external data at {name!r}: expected the name of a file beside the model {path}")
+        target = self.file(path)
+        mapped = {f for a in graph.arrays.values() if (f := getattr(a, "filename", None)) is not None}
+        files.check_writable(target)
+        if target.exists() and any(Path(f).exists() and target.samefile(f) for f in mapped):
+            raise ConfigError(
+                f"external data at {name!r}: there are the weights of the model itself; give another name"
+            )
 
 
 def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:
@@ -35,34 +65,58 @@ def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton:
 
 
 def save(
-    graph: Graph, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None, *, check: bool = False
+    graph: Graph,
+    path: str | os.PathLike[str],
+    params: Mapping[str, Any] | None = None,
+    *,
+    check: bool = False,
+    external: External | None = None,
 ) -> None:
     """Write the graph as an ONNX file, atomically; above protobuf's 2 GB, weights go to `<name>.data` beside it.
 
     With `check`, only a file that onnx's checker accepts, full shape inference included, takes its place.
+    `external` says which weights are to lie outside, and where, at any size.
 
     >>> import jq, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     jq.save(jq.load(jq.zoo.path("fashion_resnet")), f"{folder}/copy.onnx")
     """
     path, arrays = Path(path), _arrays(graph, params)
-    outside = sum(a.nbytes for a in arrays.values()) > _LARGEST_PROTO
+    if external is None and sum(a.nbytes for a in arrays.values()) > _LARGEST_PROTO:
+        external = External()
+    if external is not None:
+        external.check(graph, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            draft, data = Path(folder) / path.name, Path(folder) / f"{path.name}.data"
-            if outside:
-                tensors = _external(arrays, data)
+            draft = Path(folder) / path.name
+            if external is not None:
+                tensors = _external(arrays, draft, external)
                 draft.write_bytes(_model(graph, graph.inputs, tensors).SerializeToString())
             else:
                 draft.write_bytes(to_model(graph, params).SerializeToString())
             if check:
                 check_model(draft)
-            if outside:
-                os.replace(data, path.parent / data.name)
+            for data in sorted(Path(folder).iterdir()):
+                if data != draft:
+                    os.replace(data, path.parent / data.name)
             os.replace(draft, path)  # the model goes last
     except OSError as error:
         raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+
+
+def finished(graph: Graph, path: str | os.PathLike[str] | None = None) -> ModelProto:
+    """Return the graph as a model that onnx's checker accepts, with the types of its tensors; write it to `path`."""
+    # What the file said of types inside may be another batch's: they follow from the inputs.
+    types = {k: v for k, v in infer_types(graph.replace(declared={})).items() if v.dtype is not None}
+    outputs = tuple(v if v.dtype is not None and v.shape is not None else types.get(v.name, v) for v in graph.outputs)
+    graph = graph.replace(declared=types, outputs=outputs)
+    if path is not None:
+        save(graph, path, check=True)
+        return onnx.load(path)
+    model = to_model(graph)
+    check_model(model)
+    return model
 
 
 def check_model(model: ModelProto | Path) -> None:
@@ -93,21 +147,26 @@ def _arrays(graph: Graph, params: Mapping[str, Any] | None) -> dict[str, np.ndar
     return {k: np.asarray(a) for k, a in {**graph.arrays, **(params or {})}.items()}
 
 
-def _external(arrays: Mapping[str, np.ndarray], path: Path) -> list[TensorProto]:
-    """Tensors whose bytes are in a file of their own, written one after the other."""
+def _external(arrays: Mapping[str, np.ndarray], model: Path, external: External) -> list[TensorProto]:
+    """Tensors whose bytes are in files beside the model's, written one after the other."""
     tensors = []
-    with path.open("wb") as file:
-        for name, array in arrays.items():
-            if array.nbytes <= SKELETON_BYTES or array.dtype == object or element_bits(array.dtype) < 8:
-                tensors.append(_tensor(name, array))
-                continue
-            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+    if external.one_file:
+        external.file(model).touch()  # so that an older model's does not stay
+    for index, (name, array) in enumerate(arrays.items()):
+        inside = array.nbytes < max(external.threshold, 1)
+        if inside or array.dtype == object or element_bits(array.dtype) < 8:
+            tensors.append(_tensor(name, array))
+            continue
+        # A tensor's name may hold anything, and is no name of a file.
+        path = external.file(model) if external.one_file else model.with_name(f"{model.name}.{index}.data")
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        with path.open("ab") as file:
+            file.write(b"\0" * (-file.tell() % _ALIGNMENT))
             for key, value in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
                 tensor.external_data.add(key=key, value=str(value))
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            tensors.append(tensor)
+        tensors.append(tensor)
     return tensors
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +11,9 @@ import typer
 
 import jq
 from jq.cli.application import app
+from jq.cli.options import shapes_of
 from jq.cli.show import show, table
-from jq.errors import ConfigError, UnsupportedOp
+from jq.errors import UnsupportedOp
 
 if TYPE_CHECKING:
     from jq.inspect import Inspection
@@ -34,27 +35,13 @@ def inspect(
     MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed,
     and are an error after that.
     """
-    found = jq.inspect(jq.load(model), _shapes(shape or ()))
+    found = jq.inspect(jq.load(model), shapes_of(shape or ()))
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
         _show(found, model.name)
     if found.unsupported:
         raise UnsupportedOp("; ".join(found.unsupported))
-
-
-def _shapes(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """`NAME=1,3,224,224` options; the name ends at the last =, and no dims are a scalar."""
-    found = {}
-    for option in options:
-        name, equals, dims = option.rpartition("=")
-        try:
-            found[name] = tuple(int(d) for d in dims.split(",")) if dims else ()
-        except ValueError:
-            equals = ""
-        if not equals or not name:
-            raise ConfigError(f"--shape {option!r}: expected the form NAME=1,3,224,224")
-    return found
 
 
 def _show(found: Inspection, title: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,3 +74,17 @@ def setting(text: str) -> tuple[str, Any]:
     except ValueError:
         found = value
     return name, jq.QuantConfig.read(name, found)
+
+
+def shapes_of(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1,3,224,224` options; the name ends at the last =, and no dims are a scalar."""
+    found = {}
+    for option in options:
+        name, equals, dims = option.rpartition("=")
+        try:
+            found[name] = tuple(int(d) for d in dims.split(",")) if dims else ()
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise ConfigError(f"--shape {option!r}: expected the form NAME=1,3,224,224")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import version_converter
 
@@ -9,6 +10,7 @@ from jq.errors import ConfigError
 from jq.graph import Graph, Node
 from jq.onnx_read import load
 from jq.onnx_write import to_model
+from jq.passes.edit import fresh
 from jq.registry import schema
 
 LEAST = 10  # which has QuantizeLinear
@@ -23,6 +25,9 @@ _NEW_VALUES = {
     ("ScatterElements", 18): ("reduction", {"max", "min"}),
     ("ScatterND", 18): ("reduction", {"max", "min"}),
 }
+
+_RESIZE = 11  # the first opset whose Resize says where it takes values from
+_ASIDE = "jq.aside"  # a domain that onnx's converter leaves alone
 
 
 def with_opset(graph: Graph, version: int | None) -> Graph:
@@ -41,7 +46,7 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
     if _means_the_same(graph, wanted):
         return graph.replace(opsets={**graph.opsets, "": wanted})
     try:
-        return _converted(graph, wanted)
+        return _brought_back(_converted(_resizes_aside(graph, wanted), wanted))
     except Exception as error:  # onnx's converter raises several kinds
         if version is None and graph.opset() >= LEAST:
             return graph
@@ -90,3 +95,32 @@ def _converted(graph: Graph, version: int) -> Graph:
         raise ConfigError(f"the converter drops tensor {min(lost)!r}")
     inputs = tuple(v for v in found.inputs if v.name in own)
     return found.with_arrays({**found.arrays, **graph.arrays}, inputs=inputs, metadata=graph.metadata)
+
+
+def _resizes_aside(graph: Graph, version: int) -> Graph:
+    """The graph with Upsample, and Resize as of opset 10, as the Resize of opset 11 that computes the same.
+
+    It is in a domain of its own until the rest is converted: onnx's converter makes one of half pixels of it.
+    """
+    if not 7 <= graph.opset() < _RESIZE <= version:
+        return graph
+    taken, arrays = set(graph.tensors), dict[str, np.ndarray]()
+    nodes: dict[Node, Node | None] = {}
+    for node in graph.nodes:
+        if node.op_type not in ("Upsample", "Resize") or node.domain:
+            continue
+        given = node.attrs.get("scales") if graph.opset() < 9 else graph.arrays.get(node.inputs[1])
+        if given is None or (scales := np.asarray(given, np.float32)).min(initial=1) < 1:
+            continue  # not known, or smaller, of which opset 10 does not say where values come from
+        roi, name = fresh(f"{node.label}_roi", taken), fresh(f"{node.label}_scales", taken)
+        arrays |= {roi: np.zeros(0, np.float32), name: scales}
+        attrs = {"mode": node.attrs.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric"}
+        attrs |= {"nearest_mode": "floor"} if attrs["mode"] == "nearest" else {}
+        nodes[node] = Node("Resize", (node.inputs[0], roi, name), node.outputs, attrs, node.name, _ASIDE)
+    return graph.edit(nodes, arrays).replace(opsets={**graph.opsets, _ASIDE: 1}) if nodes else graph
+
+
+def _brought_back(graph: Graph) -> Graph:
+    opsets = {domain: version for domain, version in graph.opsets.items() if domain != _ASIDE}
+    nodes = tuple(n.replace(domain="") if n.domain == _ASIDE else n for n in graph.nodes)
+    return graph.replace(nodes=nodes, opsets=opsets)
