@@ -4,6 +4,7 @@ from jq import integer, zoo
 from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
+from jq.compare import compare
 from jq.config import QuantConfig, presets
 from jq.equalize import equalize
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
@@ -50,6 +51,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "compare",
     "correct_biases",
     "equalize",
     "export",

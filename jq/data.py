@@ -13,8 +13,10 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import operator
 import os
 import queue
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -56,6 +58,26 @@ class Source:
     head: Feed  # the first feed, which can be looked at without reading
     feeds: Callable[..., Iterator[Feed]]  # feeds(skip=0): in order, without the first `skip`
     stack: Feed | None = None  # [length, *feed shape], where all feeds lie in one array per input
+
+    def limited(self, limit: int | None) -> Source:
+        """The first feeds of these, at most `limit`; all, if that is None.
+
+        >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
+        >>> source.limited(5).length, len(list(source.limited(5).feeds(skip=3)))
+        (5, 2)
+        """
+        if limit is None:
+            return self
+        try:
+            count = min(operator.index(limit), sys.maxsize)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
+        length = None if self.length is None else min(count, self.length)
+        return dataclasses.replace(
+            self, length=length, feeds=lambda skip=0: itertools.islice(self.feeds(skip), max(0, count - skip))
+        )
 
 
 def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:

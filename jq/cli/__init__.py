@@ -4,8 +4,8 @@ A command is one file here. It imports what `jq` itself does not, so that `--hel
 is done, so that a failure leaves standard output empty.
 """
 
-from jq.cli import calibrate, demo, inspect, lint, quantize, simulate
+from jq.cli import calibrate, compare, demo, inspect, lint, quantize, simulate
 from jq.cli.application import app, main
 from jq.cli.show import printable
 
-__all__ = ["app", "calibrate", "demo", "inspect", "lint", "main", "printable", "quantize", "simulate"]
+__all__ = ["app", "calibrate", "compare", "demo", "inspect", "lint", "main", "printable", "quantize", "simulate"]

@@ -11,7 +11,6 @@ import operator
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,12 +73,10 @@ def simulate(
     >>> found.log.unexplained, found.agreements[0].top1
     (0, 1.0)
     """
-    limit = _limit(limit)
-    source = open_source(data, chip.graph.inputs, seed=seed)
+    source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
     runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
-    total = source.length if limit is None else min(limit, source.length or limit)
-    with progress_bar("simulate", total) as advance, _Dump.to(dump, chip) as dumped:
-        for feed, count in _batches(chip, source, limit, 1 if dump is not None else _BATCH):
+    with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
+        for feed, count in _batches(chip, source, 1 if dump is not None else _BATCH):
             outputs, log = chip.explain(feed)
             dumped.append(log.codes, count)
             logs.append(dataclasses.replace(log, codes={}))
@@ -92,18 +89,6 @@ def simulate(
     names = [v.name for v in chip.graph.outputs] if runner.absent is None else []
     agreements = tuple(_agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
     return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
-
-
-def _limit(limit: Any) -> int | None:
-    if limit is None:
-        return None
-    try:
-        found = min(operator.index(limit), sys.maxsize)
-    except TypeError:
-        found = 0
-    if found < 1:
-        raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
-    return found
 
 
 class _OnnxRuntime:
@@ -133,12 +118,12 @@ class _OnnxRuntime:
         return dict(zip(self.names, map(np.asarray, found), strict=True))
 
 
-def _batches(chip: Chip, source: Source, limit: int | None, most: int) -> Iterator[tuple[Feed, int]]:
+def _batches(chip: Chip, source: Source, most: int) -> Iterator[tuple[Feed, int]]:
     """Feeds with how many are in each: several at once, if the model takes any number and these share a size."""
-    count = min(source.length or 1, limit or source.length or 1)
+    count = source.length or 1
     several = chip.any_batch and source.length
     size = max(d for d in range(1, most + 1) if count % d == 0) if several else 1
-    for _, alike in itertools.groupby(itertools.islice(source.feeds(), limit), lambda f: [a.shape for a in f.values()]):
+    for _, alike in itertools.groupby(source.feeds(), lambda f: [a.shape for a in f.values()]):
         while group := list(itertools.islice(alike, size)):
             joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
             yield joined, len(group)
