@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ Array = Any
 Sums = dict[str, np.ndarray]
 
 _BATCH = 4  # samples per device and step
+_FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
 _NEAR = (-2, -1, 1, 2)  # exponents tried beside a tensor's own
@@ -63,10 +65,11 @@ _EQUALIZED, _EXPLAINED = (
     0.5,
     0.25,
 )  # octaves that some channel is scaled by; of the error, what is left when that is undone
+_OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
 _ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
 # What tools append to the name of a tensor, for what they make of it.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
-_VALUES, _CHANNELS, _EXTREMES = ("lost", "own", "clipped", "beyond"), ("xx", "xy", "yy", "shift", "fit_xx", "fit_xy"), 3
+_TINY = 1e-30
 
 
 def compare(
@@ -98,8 +101,8 @@ def compare(
         rounding    else
 
     Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
-    undone, and its note says so: the factors are those of least squares on the small values of the first samples,
-    so that clipping is not taken for scaling, and are believed only where they explain most of the error.
+    undone, and its note says so. The factors are those of least squares on what is not clipped of the first samples,
+    and are believed only if they explain most of the error, and such factors what became of some weight.
 
     Tensors are matched by name, a tool's endings such as `_DequantizeLinear_Output` aside; those that only one model
     has are in `report.unmatched`. Tensors with NaN or Inf have no figures, and the reason "not finite". An exact
@@ -160,6 +163,27 @@ class _Models:
     def folded(self) -> Graph:
         """The float model with the weights that quantizers see."""
         return simplify(self.float)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """The quantized weights that the float model has too, as both have them."""
+        theirs = self.quantized.params
+        return {
+            k: (self.folded.params[k], q.given_back(theirs[k]))
+            for k, q in self.plan.weights.items()
+            if k in self.folded.params and self.folded.params[k].shape == theirs[k].shape and theirs[k].size
+        }
+
+    @functools.cached_property
+    def equalized(self) -> bool:
+        """Whether some weight is another one, but for factors of its rows and columns."""
+        for x, back in self.weights.values():
+            plain = np.square(back - x).sum() if x.ndim > 1 else 0.0
+            if plain > _OTHER * np.square(x, dtype=np.float64).sum():
+                factors = _outer_factors(x, back)
+                if np.square(back / factors - x).sum() < _EXPLAINED * plain:
+                    return True
+        return False
 
     @functools.cached_property
     def violations(self) -> int:
@@ -366,20 +390,17 @@ def _sums(tensor: _Tensor, x: Any, y: Any, found: QParams | None, place: Mapping
     def squared(v: Array) -> Array:
         return jnp.sum(v * v)
 
-    made, beyond = jnp.zeros_like(x), jnp.zeros(x.shape, bool)
+    made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
     if found is not None:
         made = own(found)
         ends = None if tensor.found is None else ends_of(tensor.found)
         if ends is not None:
             beyond = (scaled < ends[0]) | (scaled > ends[1])
-    xx = jnp.sum(x * x, rest)
-    typical = jnp.sqrt(xx * (xx.size / x.size)).reshape(along)
-    small = jnp.where(jnp.abs(x) <= typical, x, 0)
+            unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     # Whether there is an exponent is known of the tensor's own, not while tracing.
     near = [dataclasses.replace(found, scale=found.scale * 2.0**k) for k in _tried(tensor.found) if found is not None]
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
-    channels = [xx, jnp.sum(x * y, rest), jnp.sum(y * y, rest), jnp.sum(lost, rest)]
-    channels += [jnp.sum(small * small, rest), jnp.sum(small * y, rest)]
+    channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
         "values": jnp.stack(values),
         "near": jnp.stack([squared(own(q)) for q in near]) if near else jnp.zeros(0),
@@ -428,16 +449,18 @@ class _Total:
 
 
 def _added_up(step: _Step, source: Source) -> dict[str, _Total]:
-    """The sums of all samples. The first batch is read twice, as it says where bins lie and what gains are."""
+    """The sums of all samples. The first of them are read twice, as they say where bins lie and what gains are."""
     places = {
         t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors
     }
     totals: dict[str, _Total] = {}
     with progress_bar("compare", source.length) as advance, contextlib.closing(batches(source, step.size)) as stream:
-        for batch in stream:
-            if not totals:
-                first = {k: _merged(v, batch.valid) for k, v in step(batch, places).items()}
-                places = {t.name: _place(t, first[t.name], step.pair) for t in step.tensors}
+        first = list(itertools.islice(stream, math.ceil(_FIRST / step.size)))
+        for batch in first:
+            for name, sums in step(batch, places).items():
+                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
+        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
+        for batch in itertools.chain(first, stream):
             seen = step(batch, places)
             for name, sums in seen.items():
                 totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
@@ -473,19 +496,28 @@ def _place(tensor: _Tensor, first: Sums, pair: _Models) -> Sums:
     # Bins of float32 that are wide enough to be told apart.
     room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, 1e-30)
     public = {v.name for v in (*pair.float.inputs, *pair.float.outputs)}
-    gains = np.ones(tensor.channels) if tensor.name in public else _gains(first["channels"])
+    alike = tensor.name in public or not pair.equalized
+    gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
     return {"gain": gains.astype(np.float32), "edges": np.array([low - room, high + room], np.float32)}
 
 
-def _gains(channels: np.ndarray) -> np.ndarray:
-    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error."""
-    xx, xy, yy, _, small_xx, small_xy = channels
-    gains = np.divide(small_xy, small_xx, out=np.ones_like(xx), where=(small_xx > 0) & (small_xy > 0))
-    if not np.isfinite(channels).all() or np.abs(np.log2(gains)).max() <= _EQUALIZED:
-        return np.ones_like(gains)
+def _gains(channels: np.ndarray, size: float) -> np.ndarray:
+    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error.
+
+    Of least squares on what is not clipped; a channel that hardly shows above the noise gets the mean of all.
+    """
+    xx, xy, yy, _, unclipped_xx, unclipped_xy = channels
+    ones = np.ones_like(xx)
+    if not np.isfinite(channels).all() or not unclipped_xy.sum() > 0:
+        return ones
+    noise = np.sum(yy - np.divide(xy**2, xx, out=np.zeros_like(xx), where=xx > 0)) / size
+    mean = unclipped_xy.sum() / unclipped_xx.sum()
+    power, product = unclipped_xx + max(noise, _TINY), unclipped_xy + max(noise, _TINY) * mean
+    gains = np.where(product > 0, product / power, mean)
     # In units of the float model's channels, lest one large gain decides.
-    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (np.ones_like(gains), gains))
-    return gains if fitted < _EXPLAINED * plain else np.ones_like(gains)
+    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (ones, gains))
+    scaled = np.abs(np.log2(gains)).max() > _EQUALIZED
+    return gains if scaled and fitted < _EXPLAINED * plain else ones
 
 
 # ---------------------------------------------------------------------------------------------
@@ -624,13 +656,11 @@ def _activation_row(step: _Step, tensor: _Tensor, total: _Total) -> Row:
 def _weight_rows(pair: _Models, tensors: Mapping[str, _Tensor], totals: Mapping[str, _Total]) -> Iterator[Row]:
     """The rows of the quantized weights that the float model has, too; tensors are by their quantized names."""
     graph, axes = pair.quantized, channel_axes(pair.quantized)
-    for name, found in pair.plan.weights.items():
-        x, node = pair.folded.params.get(name), next(iter(graph.consumers.get(name, ())), None)
-        if x is None or node is None or x.shape != graph.params[name].shape or not x.size:
-            continue
+    for name, (x, back) in pair.weights.items():
+        found, node = pair.plan.weights[name], graph.consumers[name][0]
         around = {t: totals[tensors[t].name].gains for t in (*node.inputs[:1], *node.outputs) if t in tensors}
         made = tensors.get(node.outputs[0])
-        x, back = x.astype(np.float64), found.given_back(graph.params[name])
+        x = x.astype(np.float64)
         factors = _factors(x, back, around, around.get(node.outputs[0]))
         yield _row(
             pair,
@@ -678,7 +708,12 @@ def _factors(x: np.ndarray, back: np.ndarray, around: Mapping[str, np.ndarray], 
         return ones
     if x.ndim < 2:  # a bias is scaled as what it is added to; of its own single values nothing could be told
         return made.reshape(x.shape) if made is not None and made.size == x.size else ones
-    factors = ones
+    return _outer_factors(x, back)
+
+
+def _outer_factors(x: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The factors of a weight's rows and of its columns that are nearest to what was made of it, multiplied."""
+    factors = np.ones((1,) * x.ndim)
     for axis in (0, 1) * _ROUNDS:
         rest = tuple(i for i in range(x.ndim) if i != axis)
         fitted = x * factors
