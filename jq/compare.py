@@ -59,6 +59,7 @@ _BATCH = 4  # samples per device and step
 _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
+_BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
 _NEAR = (-2, -1, 1, 2)  # exponents tried beside a tensor's own
 _MOST = 0.5  # of an error: what is more than this of it is its reason
 _EQUALIZED, _EXPLAINED = (
@@ -87,7 +88,7 @@ def compare(
     quantized model gives the tensor, over all elements and samples,
 
         e = y - x         the whole error,        SQNR = 10 lg (sum x^2 / sum e^2),
-        o = Q(x) - x      made here,              PSNR = 10 lg ((max x - min x)^2 / mean e^2),
+        o = Q(x) - x      what is made here,      PSNR = 10 lg ((max x - min x)^2 / mean e^2),
         c = o where x is beyond the bounds of Q,  cosine = sum xy / sqrt(sum x^2 sum y^2),
         m = mean of e per channel,                L2 = mean over the samples of sqrt(sum e^2).
 
@@ -95,14 +96,15 @@ def compare(
 
         bias        sum m > sum e / 2: a shift of the channels' means, which a bias could take back
         upstream    sum o < sum e / 2: the error came with the inputs and weights of what makes the tensor
-                    (of a weight "changed": its values are not the rounded ones, as a tool corrected or tuned them)
+                    (of a weight "changed": a tool corrected or tuned it; such rows come last)
         constraint  another exponent would halve sum o, but the NPU's position constraints do not allow it
         range       sum c > sum o / 2: values are clipped
         rounding    else
 
     Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
-    undone, and its note says so. The factors are those of least squares on what is not clipped of the first samples,
-    and are believed only if they explain most of the error, and such factors what became of some weight.
+    undone, and its note says so; its picture shows the scaled values, which the grid is for. The factors are those of
+    least squares on what is not clipped of the first samples, and are believed only if they explain most of the error,
+    and such factors what became of some weight.
 
     Tensors are matched by name, a tool's endings such as `_DequantizeLinear_Output` aside; those that only one model
     has are in `report.unmatched`. Tensors with NaN or Inf have no figures, and the reason "not finite". An exact
@@ -406,7 +408,7 @@ def _sums(tensor: _Tensor, x: Any, y: Any, found: QParams | None, place: Mapping
         "near": jnp.stack([squared(own(q)) for q in near]) if near else jnp.zeros(0),
         "channels": jnp.stack([jnp.atleast_1d(c) for c in channels]),
         "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
-        "counts": _counts(x, place["edges"]),
+        "counts": _counts(scaled, place["edges"]),
         "size": jnp.float32(x.size),
     }
 
@@ -555,8 +557,8 @@ class _Figures:
         """In dB; None of a tensor of zeros that does not stay so."""
         return _decibel(self.xx, self.lost)
 
-    def deviation(self, better: int | None) -> Deviation:
-        """The figures of a report."""
+    def deviation(self, rounded: bool, better: int | None) -> Deviation:
+        """The figures of a report, of a tensor that is rounded or not."""
         norm = math.sqrt(self.xx) * math.sqrt(self.yy)
         return Deviation(
             cosine=1.0 if not self.lost else min(1.0, self.xy / norm) if norm else None,
@@ -564,6 +566,7 @@ class _Figures:
             psnr=_decibel((self.high - self.low) ** 2, self.lost / self.size),
             largest=self.largest,
             saturated=self.beyond / self.size,
+            made=_decibel(self.xx, self.own) if rounded else None,
             own=min(1.0, self.own / self.lost) if self.lost else None,
             clipped=min(1.0, self.clipped / self.lost) if self.lost else None,
             shift=min(1.0, self.shift / self.lost) if self.lost else None,
@@ -598,7 +601,7 @@ def _row(pair: _Models, figures: _Figures, name: str, found: QParams | None, act
         high=figures.high if math.isfinite(figures.high) else None,
         sqnr=figures.sqnr if figures.finite else None,
         moves=(),
-        error=figures.deviation(better) if figures.finite else None,
+        error=figures.deviation(found is not None, better) if figures.finite else None,
         reason=reason,
         **details,
     )
@@ -671,8 +674,8 @@ def _weight_rows(pair: _Models, tensors: Mapping[str, _Tensor], totals: Mapping[
             tensor=name,
             node=node.label,
             depth=None if made is None else made.depth,
-            values=distribution(x),
-            channels=channel_ranges(x, axes.get(name)),
+            values=distribution(x * factors),
+            channels=channel_ranges(x * factors, axes.get(name)),
             note=_note(factors),
         )
 

@@ -209,14 +209,13 @@ _COLUMNS = (
     _Column("format", lambda r: r.format),
     _Column("scale", lambda r: r.scale, _scale, "of one step; the largest, of several"),
     _Column("SQNR dB", lambda r: r.sqnr, _sqnr, "signal to quantization noise"),
+    _Column("own dB", _of_error("made"), lambda r: _decibels(r.error.made) if r.error else "", "SQNR of its own rounding"),
     _Column("reason", lambda r: r.reason or None, lambda r: f'<i class="dot {text(r.reason.replace(" ", "-"))}"></i>{r.reason}'),
     _Column("cosine", _of_error("cosine"), lambda r: f"{r.error.cosine:.5f}" if r.error else ""),
     _Column("PSNR dB", _of_error("psnr"), lambda r: _decibels(r.error.psnr) if r.error else ""),
     _Column("L2", _of_error("l2"), help="norm of the error, mean of the samples"),
     _Column("max error", _of_error("largest")),
     _Column("clipped", _of_error("saturated"), lambda r: f"{r.error.saturated:.2%}" if r.error else "", "part of the values"),
-    _Column("low", lambda r: r.low, help="least float value"),
-    _Column("high", lambda r: r.high, help="largest float value"),
     _Column("depth", lambda r: r.depth, help="place in the order of the graph"),
 )  # fmt: skip
 

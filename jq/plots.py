@@ -28,7 +28,11 @@ def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
     >>> depth_plot([])
     ''
     """
-    shown = [(a, r, r.depth, min(r.sqnr, 200.0)) for a, r in rows if r.depth is not None and r.sqnr is not None]
+    shown = [
+        (anchor, row, row.depth, row.sqnr)
+        for anchor, row in rows
+        if row.depth is not None and row.sqnr is not None and row.reason != "changed"  # which is no loss
+    ]
     if len(shown) < 2:
         return ""
     width, height, left, bottom, top = 1120, 250, 48, 30, 12

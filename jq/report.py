@@ -43,7 +43,8 @@ class Deviation:
     psnr: float | None  # dB
     largest: float  # difference of an element
     saturated: float  # part of the elements beyond the bounds
-    own: float | None  # of the squared error, what the tensor's own rounding makes; None where there is no error
+    made: float | None  # SQNR of the tensor's own rounding alone, dB
+    own: float | None  # of the squared error, what that rounding makes; None where there is no error
     clipped: float | None  # and what of that clipping makes
     shift: float | None  # of the squared error, what the channels' means are
     better: int | None  # an exponent that would halve what is made here
@@ -68,7 +69,7 @@ class Row:
     reason: str = ""
     depth: int | None = None  # its place in the order of the graph
     bounds: tuple[float, float] | None = None  # the least and the largest value that its codes stand for
-    values: Distribution | None = None  # of the float tensor; of a weight's, some
+    values: Distribution | None = None  # of the float tensor as it is rounded; of a large weight, of some values
     channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
     note: str = ""
 
@@ -150,8 +151,15 @@ def report_of(
 
 
 def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows by what they lost; damaged ones first, those of which it is not known last."""
-    return tuple(sorted(rows, key=lambda r: (r.reason != "not finite", r.sqnr is None, r.sqnr or 0.0)))
+    """The rows by what they lost, damaged ones first.
+
+    Last are weights that a tool changed on purpose, whose distance is no loss, and rows of which nothing is known.
+    """
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return row.reason != "not finite", row.sqnr is None, row.reason == "changed", row.sqnr or 0.0
+
+    return tuple(sorted(rows, key=place))
 
 
 def _row(
