@@ -1,15 +1,8 @@
-"""The float and the quantized model side by side: what each tensor lost, where, and why.
-
-Both models are traced into one compiled step that takes a batch of samples to a few sums per tensor and sample; the
-host adds them up in 64 bits. No tensor outlives its reading, and memory does not grow with the number of samples.
-"""
+"""The float and the quantized model side by side: what each tensor lost, where, and why."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,27 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from jq.config import presets
-from jq.constraints import violations
-from jq.data import Batch, Source, batches, open_source
-from jq.errors import DataError, ModelError
-from jq.fake import fake_quant
-from jq.formats import Integer
+from jq.data import open_source
 from jq.graph import Graph
-from jq.integer.recognize import rounded_grid
-from jq.layout import ChannelsLast, Packed, pack
 from jq.numerics import power_of_two
-from jq.onnx_read import load
-from jq.passes import simplify
 from jq.pipeline import Source as Model
-from jq.plan import Plan, QParams
-from jq.progress import progress_bar
-from jq.quantized import split_quantizers
+from jq.plan import QParams
 from jq.report import (
     Deviation,
     Distribution,
@@ -50,27 +30,9 @@ from jq.report import (
     worst_first,
 )
 from jq.search import channel_axes
-from jq.trace import AnyOrder, Traced
+from jq.sidebyside import Pair, Step, Tensor, Total, activations, added_up, outer_factors, stem_of, tried
 
-Array = Any
-Sums = dict[str, np.ndarray]
-
-_BATCH = 4  # samples per device and step
-_FIRST = 16  # samples that gains and bins are chosen from
-_BINS = 64
-_MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
-_BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
-_NEAR = (-2, -1, 1, 2)  # exponents tried beside a tensor's own
 _MOST = 0.5  # of an error: what is more than this of it is its reason
-_EQUALIZED, _EXPLAINED = (
-    0.5,
-    0.25,
-)  # octaves that some channel is scaled by; of the error, what is left when that is undone
-_OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
-_ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
-# What tools append to the name of a tensor, for what they make of it.
-_ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
-_TINY = 1e-30
 
 
 def compare(
@@ -119,15 +81,15 @@ def compare(
     >>> worst.sqnr < 30, worst.error.cosine > 0.98
     (True, True)
     """
-    pair = _Models.of(model, quantized)
-    source = open_source(data, pair.float.inputs, seed=seed).limited(limit)
+    pair = Pair.of(model, quantized)
+    source = open_source(data, pair.original.inputs, seed=seed).limited(limit)
     mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
-    step = _Step.of(pair, source, mesh)
-    totals = _added_up(step, source)
+    step = Step.of(pair, source, mesh)
+    totals = added_up(step, source)
     rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
     rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
     facts = {
-        "float": _described(model, pair.float),
+        "float": _described(model, pair.original),
         "quantized": _described(quantized, pair.quantized),
         "samples": str(totals[step.tensors[0].name].samples),
         "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
@@ -136,390 +98,16 @@ def compare(
     return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
 
 
-# ---------------------------------------------------------------------------------------------
-# Which tensors
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Models:
-    """Both models without their quantizers, and the plans of these."""
-
-    float: Graph
-    float_plan: Plan  # empty, if the model is a float one
-    quantized: Graph
-    plan: Plan
-
-    @classmethod
-    def of(cls, model: Model, quantized: Model) -> _Models:
-        one, other = (split_quantizers(m if isinstance(m, Graph) else load(m)) for m in (model, quantized))
-        ours, theirs = ({v.name: v.dtype for v in g.inputs} for g in (one[0], other[0]))
-        if ours != theirs:
-            raise ModelError(
-                f"the models have different inputs: {', '.join(map(str, one[0].inputs))}; in the quantized one "
-                f"{', '.join(map(str, other[0].inputs))}. Compare a model with what was made of it"
-            )
-        return cls(*one, *other)
-
-    @functools.cached_property
-    def folded(self) -> Graph:
-        """The float model with the weights that quantizers see."""
-        return simplify(self.float)
-
-    @functools.cached_property
-    def weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The quantized weights that the float model has too, as both have them."""
-        theirs = self.quantized.params
-        return {
-            k: (self.folded.params[k], q.given_back(theirs[k]))
-            for k, q in self.plan.weights.items()
-            if k in self.folded.params and self.folded.params[k].shape == theirs[k].shape and theirs[k].size
-        }
-
-    @functools.cached_property
-    def equalized(self) -> bool:
-        """Whether some weight is another one, but for factors of its rows and columns."""
-        for x, back in self.weights.values():
-            plain = np.square(back - x).sum() if x.ndim > 1 else 0.0
-            if plain > _OTHER * np.square(x, dtype=np.float64).sum():
-                factors = _outer_factors(x, back)
-                if np.square(back / factors - x).sum() < _EXPLAINED * plain:
-                    return True
-        return False
-
-    @functools.cached_property
-    def violations(self) -> int:
-        """How many of the NPU's constraints the plan breaks."""
-        return len(violations(self.quantized, self.plan, presets["XINT8"]))
-
-    def allows(self, tensor: str, found: QParams) -> bool:
-        """Whether the NPU could have the tensor quantized so, all others being as they are."""
-        return len(violations(self.quantized, self.plan.replace({tensor: found}), presets["XINT8"])) <= self.violations
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Tensor:
-    """A tensor of both models."""
-
-    name: str  # in the float model
-    twin: str  # in the quantized one
-    shape: tuple[int, ...]  # of one sample
-    channels: int  # along the second axis; 1 where that may have any length
-    depth: int  # its place in the order of the quantized model
-    found: QParams | None  # how the quantized model rounds it
-    coded: bool  # whether the quantized model has the codes
-
-
-def _tried(found: QParams | None) -> tuple[int, ...]:
-    """By how much an exponent is changed, to see whether another is better; nothing where there is none."""
-    short = found is not None and isinstance(found.grid, Integer) and found.grid.bits <= 16
-    return _NEAR if found is not None and short and not found.dynamic and found.is_power_of_two else ()
-
-
-def _shared_tensors(pair: _Models, shapes: Sequence[Mapping[str, Any]]) -> list[_Tensor]:
-    """The float tensors that the quantized model has too, by its names for them, in its order."""
-    ours, theirs = shapes
-    twins: dict[str, tuple[int, str]] = {}
-    for depth, name in enumerate(theirs):
-        stem = _stem(name, ours)
-        # Of several forms of a tensor the last is the one that is read, but for those that keep its name.
-        if stem is not None and ours[stem].shape == theirs[name].shape:
-            twins[stem] = depth, name
-    found = []
-    for name, (depth, twin) in twins.items():
-        qparams, coded = pair.plan.activations.get(twin), False
-        if not jnp.issubdtype(theirs[twin].dtype, jnp.floating):
-            qparams, coded = _grid(pair.quantized, twin), True
-            if qparams is None:
-                continue
-        shape, declared = tuple(ours[name].shape), pair.float.values.get(name)
-        fixed = declared is not None and declared.shape is not None and len(shape) == len(declared.shape) > 1
-        channels = shape[1] if fixed and isinstance(declared.shape[1], int) else 1  # type: ignore[union-attr,index]
-        found.append(_Tensor(name, twin, shape, channels, depth, qparams, coded))
-    return found
-
-
-def _stem(name: str, known: Mapping[str, Any]) -> str | None:
-    """The float model's name of a tensor."""
-    while name not in known:
-        ending = next((e for e in _ENDINGS if name.endswith(e)), None)
-        if ending is None:
-            return None
-        name = name.removesuffix(ending)
-    return name
-
-
-def _grid(graph: Graph, name: str) -> QParams | None:
-    """What the codes that an integer operator makes stand for."""
-    grid = rounded_grid(graph, graph.producer[name]) if name in graph.producer else None
-    return None if grid is None else QParams(np.float32(grid.scale), np.int32(grid.zero_point), grid.codes)
-
-
-def _unmatched(pair: _Models, tensors: Sequence[_Tensor], rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
     """The tensors that have no row, by the model that has them."""
     ours, theirs = {t.name for t in tensors}, {t.twin for t in tensors}
-    stems = {n for n in pair.quantized.producer if _stem(n, dict.fromkeys(ours)) in ours}
+    stems = {n for n in pair.quantized.producer if stem_of(n, dict.fromkeys(ours)) in ours}
     weights = {r.tensor for r in rows if r.kind == "weight"}
     return {
-        "float": tuple(n for n in _activations(pair.float) if n not in ours),
-        "quantized": tuple(n for n in _activations(pair.quantized) if n not in theirs | stems)
+        "float": tuple(n for n in activations(pair.original) if n not in ours),
+        "quantized": tuple(n for n in activations(pair.quantized) if n not in theirs | stems)
         + tuple(w for w in pair.plan.weights if w not in weights),
     }
-
-
-def _activations(graph: Graph) -> list[str]:
-    """The tensors that are computed, and the inputs."""
-    return [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
-
-
-# ---------------------------------------------------------------------------------------------
-# One batch
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-    """A batch to the sums of each of its samples, compiled."""
-
-    pair: _Models
-    tensors: tuple[_Tensor, ...]
-    known: Mapping[str, np.ndarray]  # inputs that decide shapes, the same for all samples
-    mesh: Mesh
-    size: int  # samples per batch
-    wide: bool
-
-    @classmethod
-    def of(cls, pair: _Models, source: Source, mesh: Mesh) -> _Step:
-        """The step for data like the source's."""
-        readers = [_tapped(g, p, _activations(g)) for g, p in _graphs(pair)]
-        static = set().union(*(r.static_inputs for r in readers))
-        known = {k: v for k, v in source.head.items() if k in static}
-        with _types_of(wide := any(r.wide for r in readers)):
-            feed = {k: _narrow(v) for k, v in source.head.items() if k not in known}
-            shapes = [
-                jax.eval_shape(
-                    lambda params, inputs, r=r, p=p: _arrays(r(params, inputs | known, p)[1]), dict(g.params), feed
-                )
-                for r, (g, p) in zip(readers, _graphs(pair), strict=True)
-            ]
-        floats = {k: v for k, v in shapes[0].items() if jnp.issubdtype(v.dtype, jnp.floating) and v.size}
-        # In the order of the graph, which the dict that comes back is not in.
-        theirs = {k: shapes[1][k] for k in _activations(pair.quantized) if k in shapes[1]}
-        tensors = _shared_tensors(pair, ({k: floats[k] for k in _activations(pair.float) if k in floats}, theirs))
-        if not tensors:
-            raise ModelError("the models have no tensor of one name and shape: is one made of the other?")
-        return cls(pair, tuple(tensors), known, mesh, _BATCH * mesh.shape[mesh.axis_names[0]], wide)
-
-    def __call__(self, batch: Batch, places: Mapping[str, Sums]) -> dict[str, Sums]:
-        """The sums of each tensor, led by an axis of the samples."""
-        for name, value in self.known.items():
-            if not (batch.inputs[name] == value).all():
-                raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
-        split = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
-        with _types_of(self.wide):
-            inputs = {k: jax.device_put(_narrow(v), split) for k, v in batch.inputs.items() if k not in self.known}
-            return jax.tree.map(np.asarray, self._compiled(self._params, inputs, dict(places)))
-
-    @functools.cached_property
-    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
-        one, other = (pack(graph, mesh=self.mesh) for graph, _ in _graphs(self.pair))
-        # What both models have is one array: XLA computes what is the same in both once, and so alike.
-        same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
-        other = {k: one[k] if k in same else v for k, v in other.items()}
-        return one, other, self.pair.plan, {t.name: t.found for t in self.tensors if t.found is not None}
-
-    @functools.cached_property
-    def _compiled(self) -> Any:
-        whole, split = PartitionSpec(), PartitionSpec(self.mesh.axis_names[0])
-        spread = jax.shard_map(
-            self._share, mesh=self.mesh, in_specs=(whole, split, whole), out_specs=split, check_vma=False
-        )
-        return jax.jit(spread)
-
-    def _share(self, params: Any, inputs: Any, places: Any) -> Any:
-        """The sums of one device's samples, taken one at a time."""
-        graphs = _graphs(self.pair)
-        ours = _tapped(*graphs[0], [t.name for t in self.tensors])
-        theirs = _tapped(*graphs[1], [t.twin for t in self.tensors])
-
-        def take(_: None, sample: Any) -> tuple[None, Any]:
-            feed = {**sample, **self.known}
-            one, other, plan, found = params
-            x = ours(one, feed, self.pair.float_plan)[1]
-            y = theirs(other, feed, plan)[1]
-            return None, {
-                t.name: _sums(t, x[t.name], y[t.twin], found.get(t.name), places[t.name]) for t in self.tensors
-            }
-
-        return lax.scan(take, None, inputs)[1]
-
-
-def _graphs(pair: _Models) -> tuple[tuple[Graph, Plan], tuple[Graph, Plan]]:
-    """Each model with its plan."""
-    return (pair.float, pair.float_plan), (pair.quantized, pair.plan)
-
-
-def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
-    """The graph as a function that gives these tensors too, in whatever order they lie."""
-    tap = AnyOrder(lambda x, last: ChannelsLast(x) if last else x)
-    return fake_quant(graph, taps=dict.fromkeys(names, tap)).traced(plan)
-
-
-def _arrays(tapped: Mapping[str, Any]) -> dict[str, Array]:
-    """The tensors among what was tapped, in ONNX's order."""
-    plain = {k: v.plain if isinstance(v, ChannelsLast) else v for k, v in tapped.items()}
-    return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
-
-
-def _sums(tensor: _Tensor, x: Any, y: Any, found: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
-    """What one sample of a tensor shows; see `compare` for the equations."""
-    last = isinstance(x, ChannelsLast) and isinstance(y, ChannelsLast)
-    x, y = ((v.array if last else v.plain) if isinstance(v, ChannelsLast) else v for v in (x, y))
-    x = x.astype(jnp.float32)
-    if tensor.coded:
-        assert found is not None
-        y = (y.astype(jnp.float32) - found.zero_point) * found.scale
-    axis = x.ndim - 1 if last else 1
-    along = [-1 if i == axis else 1 for i in range(x.ndim)] if tensor.channels > 1 else [1] * x.ndim
-    rest = tuple(i for i in range(x.ndim) if i != axis or tensor.channels == 1)
-    gain = place["gain"].reshape(along)
-    scaled, y = x * gain, y.astype(jnp.float32)
-    lost = y / gain - x
-
-    def own(q: QParams) -> Array:
-        return q.fake_quant(scaled, axis if q.axis is not None and last else None) / gain - x
-
-    def squared(v: Array) -> Array:
-        return jnp.sum(v * v)
-
-    made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
-    if found is not None:
-        made = own(found)
-        ends = None if tensor.found is None else ends_of(tensor.found)
-        if ends is not None:
-            beyond = (scaled < ends[0]) | (scaled > ends[1])
-            unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
-    # Whether there is an exponent is known of the tensor's own, not while tracing.
-    near = [dataclasses.replace(found, scale=found.scale * 2.0**k) for k in _tried(tensor.found) if found is not None]
-    values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
-    channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
-    return {
-        "values": jnp.stack(values),
-        "near": jnp.stack([squared(own(q)) for q in near]) if near else jnp.zeros(0),
-        "channels": jnp.stack([jnp.atleast_1d(c) for c in channels]),
-        "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
-        "counts": _counts(scaled, place["edges"]),
-        "size": jnp.float32(x.size),
-    }
-
-
-def _counts(x: Array, edges: Array) -> Array:
-    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones."""
-    low, high = edges
-    index = jnp.floor((x.reshape(-1) - low) * (_BINS / (high - low)))
-    return jnp.zeros(_BINS, jnp.int32).at[jnp.clip(index, 0, _BINS - 1).astype(jnp.int32)].add(1)
-
-
-def _identical(one: Any, other: Any) -> bool:
-    arrays = [v.array if isinstance(v, Packed) else v for v in (one, other)]
-    alike = type(one) is type(other) and arrays[0].shape == arrays[1].shape and arrays[0].dtype == arrays[1].dtype
-    return alike and np.asarray(arrays[0]).tobytes() == np.asarray(arrays[1]).tobytes()
-
-
-def _narrow(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array, jax.dtypes.canonicalize_dtype(np.asarray(array).dtype))
-
-
-def _types_of(wide: bool) -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
-
-
-# ---------------------------------------------------------------------------------------------
-# All batches
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Total:
-    """The sums of all samples of a tensor."""
-
-    sums: Sums
-    edges: tuple[float, float]
-    gains: np.ndarray  # by which the quantized model has each channel scaled
-    l2: float  # of each sample, added up
-    samples: int
-
-
-def _added_up(step: _Step, source: Source) -> dict[str, _Total]:
-    """The sums of all samples. The first of them are read twice, as they say where bins lie and what gains are."""
-    places = {
-        t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors
-    }
-    totals: dict[str, _Total] = {}
-    with progress_bar("compare", source.length) as advance, contextlib.closing(batches(source, step.size)) as stream:
-        first = list(itertools.islice(stream, math.ceil(_FIRST / step.size)))
-        for batch in first:
-            for name, sums in step(batch, places).items():
-                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
-        for batch in itertools.chain(first, stream):
-            seen = step(batch, places)
-            for name, sums in seen.items():
-                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-            advance(int(batch.valid.sum()))
-    return totals
-
-
-def _merged(sums: Sums, valid: np.ndarray) -> Sums:
-    """The samples of a batch that are there, added up in 64 bits."""
-    kept = {k: v[valid].astype(np.float64) for k, v in sums.items()}
-    low, high, largest = kept.pop("extremes").T
-    return {k: v.sum(0) for k, v in kept.items()} | {"extremes": np.array([low.min(), high.max(), largest.max()])}
-
-
-def _joined(before: _Total | None, sums: Sums, valid: np.ndarray, place: Sums) -> _Total:
-    new = _merged(sums, valid)
-    with np.errstate(invalid="ignore"):
-        l2 = float(np.sqrt(sums["values"][valid, 0].astype(np.float64)).sum())
-    count = int(valid.sum())
-    if before is None:
-        low, high = map(float, place["edges"])
-        return _Total(new, (low, high), place["gain"].astype(np.float64), l2, count)
-    (a, b, c), (d, e, f) = before.sums["extremes"], new["extremes"]
-    added = {k: v + new[k] for k, v in before.sums.items()} | {"extremes": np.array([min(a, d), max(b, e), max(c, f)])}
-    return dataclasses.replace(before, sums=added, l2=before.l2 + l2, samples=before.samples + count)
-
-
-def _place(tensor: _Tensor, first: Sums, pair: _Models) -> Sums:
-    """Where the bins of a tensor lie, and the gains of its channels, as the first samples show them."""
-    low, high, _ = first["extremes"]
-    if not (np.isfinite(low) and np.isfinite(high)):
-        low, high = 0.0, 1.0
-    # Bins of float32 that are wide enough to be told apart.
-    room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, 1e-30)
-    public = {v.name for v in (*pair.float.inputs, *pair.float.outputs)}
-    alike = tensor.name in public or not pair.equalized
-    gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
-    return {"gain": gains.astype(np.float32), "edges": np.array([low - room, high + room], np.float32)}
-
-
-def _gains(channels: np.ndarray, size: float) -> np.ndarray:
-    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error.
-
-    Of least squares on what is not clipped; a channel that hardly shows above the noise gets the mean of all.
-    """
-    xx, xy, yy, _, unclipped_xx, unclipped_xy = channels
-    ones = np.ones_like(xx)
-    if not np.isfinite(channels).all() or not unclipped_xy.sum() > 0:
-        return ones
-    noise = np.sum(yy - np.divide(xy**2, xx, out=np.zeros_like(xx), where=xx > 0)) / size
-    mean = unclipped_xy.sum() / unclipped_xx.sum()
-    power, product = unclipped_xx + max(noise, _TINY), unclipped_xy + max(noise, _TINY) * mean
-    gains = np.where(product > 0, product / power, mean)
-    # In units of the float model's channels, lest one large gain decides.
-    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (ones, gains))
-    scaled = np.abs(np.log2(gains)).max() > _EQUALIZED
-    return gains if scaled and fitted < _EXPLAINED * plain else ones
 
 
 # ---------------------------------------------------------------------------------------------
@@ -585,7 +173,7 @@ def _decibel(signal: float, noise: float) -> float | None:
     return 10 * (math.log10(signal) - math.log10(noise)) if signal else None
 
 
-def _row(pair: _Models, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any) -> Row:
+def _row(pair: Pair, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any) -> Row:
     """The row of a tensor, called `name` in the quantized model."""
     change, constrained, reason = None, False, "not finite"
     if figures.finite:
@@ -620,7 +208,7 @@ def _reason(figures: _Figures, activation: bool, constrained: bool) -> str:
     return "range" if figures.clipped > _MOST * figures.own else "rounding"
 
 
-def _activation_row(step: _Step, tensor: _Tensor, total: _Total) -> Row:
+def _activation_row(step: Step, tensor: Tensor, total: Total) -> Row:
     sums, gains = total.sums, total.gains
     lost, own, clipped, beyond = map(float, sums["values"])
     xx, xy, yy, shift, _, _ = sums["channels"]
@@ -630,7 +218,7 @@ def _activation_row(step: _Step, tensor: _Tensor, total: _Total) -> Row:
         own=own,
         clipped=clipped,
         shift=float(np.square(shift).sum() * shift.size / sums["size"]),  # each channel has as many elements
-        near=dict(zip(_tried(tensor.found), map(float, sums["near"]), strict=True)),
+        near=dict(zip(tried(tensor.found), map(float, sums["near"]), strict=True)),
         beyond=beyond,
         xx=float(xx.sum()),
         xy=float((xy / gains).sum()),
@@ -656,7 +244,7 @@ def _activation_row(step: _Step, tensor: _Tensor, total: _Total) -> Row:
     )
 
 
-def _weight_rows(pair: _Models, tensors: Mapping[str, _Tensor], totals: Mapping[str, _Total]) -> Iterator[Row]:
+def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str, Total]) -> Iterator[Row]:
     """The rows of the quantized weights that the float model has, too; tensors are by their quantized names."""
     graph, axes = pair.quantized, channel_axes(pair.quantized)
     for name, (x, back) in pair.weights.items():
@@ -685,7 +273,7 @@ def _figures_of_weight(x: np.ndarray, back: np.ndarray, found: QParams, factors:
     y, ends = back / factors, ends_of(found)
     lost, made = y - x, found.given_back(scaled) / factors - x
     beyond = np.zeros(x.shape, bool) if ends is None else (scaled < ends[0]) | (scaled > ends[1])
-    near = {k: dataclasses.replace(found, scale=found.scale * power_of_two(k), coded=None) for k in _tried(found)}
+    near = {k: dataclasses.replace(found, scale=found.scale * power_of_two(k), coded=None) for k in tried(found)}
     return _Figures(
         lost=float(np.square(lost).sum()),
         own=float(np.square(made).sum()),
@@ -711,18 +299,7 @@ def _factors(x: np.ndarray, back: np.ndarray, around: Mapping[str, np.ndarray], 
         return ones
     if x.ndim < 2:  # a bias is scaled as what it is added to; of its own single values nothing could be told
         return made.reshape(x.shape) if made is not None and made.size == x.size else ones
-    return _outer_factors(x, back)
-
-
-def _outer_factors(x: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """The factors of a weight's rows and of its columns that are nearest to what was made of it, multiplied."""
-    factors = np.ones((1,) * x.ndim)
-    for axis in (0, 1) * _ROUNDS:
-        rest = tuple(i for i in range(x.ndim) if i != axis)
-        fitted = x * factors
-        power, product = (np.sum(v, rest, keepdims=True) for v in (fitted**2, fitted * back))
-        factors = factors * np.divide(product, power, out=np.ones_like(power), where=(power > 0) & (product > 0))
-    return factors
+    return outer_factors(x, back)
 
 
 def _note(factors: np.ndarray) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Place = Callable[[float], float]
 
-_WIDTH, _HEIGHT = 440, 170  # of the pictures of one tensor
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 12, 26  # margins
+_WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
 _COLUMNS = 128  # of ranges, at most: channels share them
 _TICKS = 48  # of a grid's codes, at most
 
@@ -109,7 +109,7 @@ def _codes(row: Row, place: Place) -> str:
     marks = "".join(f"M{place(low + i * row.scale):.1f} {_HEIGHT - _BOTTOM}v5" for i in range(0, codes + 1, every))
     step = f"2^{row.exponent}" if row.exponent is not None else f"{row.scale:.4g}"
     caption = f"step {step}, a tick for " + ("each code" if every == 1 else f"every {every} codes")
-    return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 2, caption, "end")
+    return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 8, caption, "end")
 
 
 def ranges(row: Row) -> str:

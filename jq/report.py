@@ -22,7 +22,6 @@ from jq.search import channel_axes
 from jq.stats import Stats
 
 _BINS = 64
-_MOST_VALUES = 1 << 16  # of a weight in its picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Row:
     reason: str = ""
     depth: int | None = None  # its place in the order of the graph
     bounds: tuple[float, float] | None = None  # the least and the largest value that its codes stand for
-    values: Distribution | None = None  # of the float tensor as it is rounded; of a large weight, of some values
+    values: Distribution | None = None  # of the float tensor, as it is before it is rounded
     channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
     note: str = ""
 
@@ -224,16 +223,20 @@ def ends_of(found: QParams) -> tuple[float, float] | None:
 
 
 def distribution(array: np.ndarray) -> Distribution | None:
-    """The histogram of an array, from some of its values, evenly spaced, if there are very many; None of no floats.
+    """The histogram of an array; None where there are no finite values.
 
-    >>> distribution(np.float32([0, 1, 1])).counts[-1]
-    2
+    >>> found = distribution(np.float32([0, 1, 1]))
+    >>> found.low, found.high, found.counts[0], found.counts[-1]
+    (0.0, 1.0, 1, 2)
     """
-    values = array.reshape(-1)[:: max(1, array.size // _MOST_VALUES)].astype(np.float64)
+    values = array.astype(np.float64).reshape(-1)
     if not values.size or not np.isfinite(values).all():
         return None
-    counts, edges = np.histogram(values, _BINS)
-    return Distribution(float(edges[0]), float(edges[-1]), tuple(counts.tolist()))
+    low, high = float(values.min()), float(values.max())
+    width = (high - low) / _BINS or 1.0
+    # Many times faster than np.histogram, which searches each value's bin.
+    index = np.minimum((values - low) / width, _BINS - 1).astype(np.intp)
+    return Distribution(low, high, tuple(np.bincount(index, minlength=_BINS).tolist()))
 
 
 def channel_ranges(array: np.ndarray, axis: int | None) -> tuple[tuple[float, float], ...] | None:

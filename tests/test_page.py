@@ -89,7 +89,7 @@ def numbers(pattern, source):
 def test_a_histogram_and_its_grid_share_an_axis():
     picture = histogram(row())
     bars = numbers(r"M([\d.]+) [\d.]+v-([\d.]+)h([\d.]+)V", picture)
-    bounds = [x for (x,) in numbers(r"M([\d.]+) 12V144", picture)]
+    bounds = [x for (x,) in numbers(r"M([\d.]+) 20V150", picture)]
     unit = bars[0][2] / 20  # a bin is 20 wide
     assert [b[0] for b in bars] == pytest.approx([bars[0][0], bars[0][0] + 60 * unit], abs=0.2)
     assert bounds == pytest.approx([bars[0][0] + 6 * unit, bars[0][0] + 133.5 * unit], abs=0.2)
