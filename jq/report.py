@@ -140,7 +140,8 @@ def report_of(
     by_tensor: dict[str, list[str]] = {}
     for move in moves:
         by_tensor.setdefault(move.tensor, []).append(f"{move.rule}: 2^{-move.before} to 2^{-move.after}")
-    depths = {o: i for i, node in enumerate(graph.nodes) for o in (*node.reads(), *node.outputs)}
+    depths = {name: i for i, node in reversed([*enumerate(graph.nodes)]) for name in node.reads()}  # first readers
+    depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     axes = channel_axes(graph)
     rows = [
         _row(name, graph, plan, stats, _sqnr(error(name)), tuple(by_tensor.get(name, ())), depths.get(name), axes)

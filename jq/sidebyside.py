@@ -91,11 +91,11 @@ class Pair:
     @functools.cached_property
     def weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """The quantized weights that the float model has too, as both have them."""
-        theirs = self.quantized.params
+        ours, theirs = self.folded.params, self.quantized.params
         return {
-            k: (self.folded.params[k], q.given_back(theirs[k]))
+            k: (ours[k], q.given_back(theirs[k]))
             for k, q in self.plan.weights.items()
-            if k in self.folded.params and self.folded.params[k].shape == theirs[k].shape and theirs[k].size
+            if k in ours and ours[k].shape == theirs[k].shape and ours[k].size and k in self.quantized.consumers
         }
 
     @functools.cached_property
