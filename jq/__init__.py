@@ -4,6 +4,7 @@ from jq import evaluate, integer, metrics, zoo
 from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
+from jq.compare import compare
 from jq.config import QuantConfig, presets
 from jq.convert import convert
 from jq.equalize import equalize
@@ -53,6 +54,7 @@ __all__ = [
     "activation_ranges",
     "calibrate",
     "chunked",
+    "compare",
     "convert",
     "correct_biases",
     "equalize",

@@ -197,8 +197,8 @@ class _Step:
         names = observed(graph, config)
         fn = trace(graph, taps=names)
         known = {k: v for k, v in source.head.items() if k in fn.static_inputs}
-        with _types_of(fn):
-            feed = {k: _narrow(v) for k, v in source.head.items() if k not in known}
+        with types_of(fn.wide):
+            feed = {k: narrow(v) for k, v in source.head.items() if k not in known}
             seen = jax.eval_shape(
                 lambda params, inputs: {k: v for k, v in fn(params, inputs | known)[1].items() if _is_float(v)},
                 dict(graph.params),
@@ -244,16 +244,16 @@ class _Step:
             if not (batch.inputs[name] == value).all():
                 raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
         split = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
-        with _types_of(self._fn):
-            inputs = {k: _narrow(v) for k, v in batch.inputs.items() if k not in self.known}
+        with types_of(self._fn.wide):
+            inputs = {k: narrow(v) for k, v in batch.inputs.items() if k not in self.known}
             inputs, valid = jax.tree.map(
                 lambda v: jax.make_array_from_callback(v.shape, split, lambda part: v[part]), (inputs, batch.valid)
             )
         used = {
-            name: {k: _narrow(v) for k, v in place.items() if k not in ("edges", "coarsest")}
+            name: {k: narrow(v) for k, v in place.items() if k not in ("edges", "coarsest")}
             for name, place in places.items()
         }
-        with _types_of(self._fn):
+        with types_of(self._fn.wide):
             return _compiled(self)(self._params, inputs, valid, used)
 
     @functools.cached_property
@@ -458,7 +458,7 @@ def _fetched(states: Any) -> States:
     return jax.tree.map(lambda v: np.asarray(v.addressable_data(0)), states)
 
 
-def _narrow(array: np.ndarray) -> np.ndarray:
+def narrow(array: np.ndarray) -> np.ndarray:
     """An array in the type that JAX computes in."""
     return np.asarray(array, jax.dtypes.canonicalize_dtype(np.asarray(array).dtype))
 
@@ -467,5 +467,6 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic)) and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-def _types_of(fn: Any) -> contextlib.AbstractContextManager[Any]:
-    return jax.enable_x64(True) if fn.wide else contextlib.nullcontext()
+def types_of(wide: bool) -> contextlib.AbstractContextManager[Any]:
+    """JAX with 64-bit types, for a function that is `Traced.wide`."""
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()

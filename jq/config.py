@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
+from jq import markup
 from jq.errors import ConfigError, suggest
 from jq.formats import (
     BFLOAT16,
@@ -215,6 +216,13 @@ class QuantConfig:
             return self.replace(overrides=(), **dict(options))
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from error
+
+    def _repr_html_(self) -> str:
+        own, default = self.to_dict(), type(self)().to_dict()
+        changed = [name for name, value in own.items() if value != default[name]]
+        rows = [(name, own[name], default[name]) for name in (*changed, *(n for n in own if n not in changed))]
+        title = f"QuantConfig: {len(changed)} options are not the default"
+        return markup.preview(title, ("option", "value", "default"), rows)
 
     def replace(self, **changes: Any) -> QuantConfig:
         """A copy with some options changed; an unknown one is a ConfigError."""

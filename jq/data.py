@@ -58,6 +58,26 @@ class Source:
     stack: Feed | None = None  # [length, *feed shape], where all feeds lie in one array per input
     names: tuple[str, ...] | None = None  # of feeds that are files: paths in the folder, without the ending
 
+    def limited(self, limit: int | None) -> Source:
+        """The first feeds of these, at most `limit`; all, if that is None.
+
+        >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
+        >>> source.limited(5).length, len(list(source.limited(5).feeds(skip=3)))
+        (5, 2)
+        """
+        if limit is None:
+            return self
+        try:
+            count = min(operator.index(limit), sys.maxsize)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
+        length = None if self.length is None else min(count, self.length)
+        return dataclasses.replace(
+            self, length=length, feeds=lambda skip=0: itertools.islice(self.feeds(skip), max(0, count - skip))
+        )
+
 
 def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     """Return the feeds that `data` hold for a model with these inputs.
@@ -122,23 +142,6 @@ def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> G
         raise ConfigError(f"batches of size={size}, skip={skip}, prefetch={prefetch}: a number is too small")
     made = _grouped(source, size, skip)
     return _ahead(made, prefetch) if prefetch else made
-
-
-def sample_limit(limit: Any) -> int | None:
-    """Return how many samples to take at most, None for all; a ConfigError for what is no such number.
-
-    >>> sample_limit(np.int64(8)), sample_limit(None)
-    (8, None)
-    """
-    if limit is None:
-        return None
-    try:
-        found = min(operator.index(limit), sys.maxsize)
-    except TypeError:
-        found = 0
-    if found < 1:
-        raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
-    return found
 
 
 def fingerprint(source: Source) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from jq import markup
+
 Dim = int | str | None
 
 
@@ -83,6 +85,12 @@ class Graph:
     name: str = "graph"
     declared: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        sides = (f"{side} {value}" for side, values in (("in", self.inputs), ("out", self.outputs)) for value in values)
+        rows = [(n.qualified, n.name, ", ".join(n.inputs), ", ".join(n.outputs)) for n in self.nodes]
+        title = f"Graph {self.name!r}: {len(self.nodes):,} nodes, {len(self.params):,} params; {'; '.join(sides)}"
+        return markup.preview(title, ("operator", "name", "inputs", "outputs"), rows)
 
     def replace(self, **changes: Any) -> Graph:
         """A copy with some fields changed, pruned of nothing: see `passes.clean` for that."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jq import files
-from jq.data import Source, open_source, sample_limit
+from jq.data import Source, open_source
 from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.graph import Graph
 from jq.integer import TARGETS
@@ -94,12 +94,11 @@ def samples(
     >>> [(name, outputs["logits"].shape) for name, outputs in samples(graph, source)]
     [('00000000', (1, 10)), ('00000001', (1, 10))]
     """
-    limit, run = sample_limit(limit), _reading(graph, reading, original)
-    total = source.length if limit is None else min(limit, source.length or limit)
+    source, run = source.limited(limit), _reading(graph, reading, original)
     # Files that differ in their ending only have one name.
     named = source.names if source.names and len(set(source.names)) == len(source.names) else None
-    with progress_bar("infer", total) as advance:
-        for i, feed in enumerate(itertools.islice(source.feeds(), limit)):
+    with progress_bar("infer", source.length) as advance:
+        for i, feed in enumerate(source.feeds()):
             yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(feed).items()}
             advance(1)
 

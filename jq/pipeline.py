@@ -48,6 +48,9 @@ class Result:
     graph: Graph  # prepared and equalized: what the plan is of
     stats: Stats | None
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 def quantize(
     model: Source,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq import blocks
+from jq import blocks, markup
 from jq.errors import ConfigError, suggest
 from jq.formats import Block, Float, Format, Integer
 from jq.layout import ChannelsLast, Packed
@@ -153,6 +153,11 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({len(self.activations)} activations, {len(self.weights)} weights)"
+
+    def _repr_html_(self) -> str:
+        kinds = (("activation", self.activations), ("weight", self.weights))
+        rows = [(name, kind, repr(found)) for kind, part in kinds for name, found in part.items()]
+        return markup.preview(repr(self), ("tensor", "kind", "quantized as"), rows)
 
     def get(self, tensor: str) -> QParams | None:
         """How a tensor is quantized; None if it is not."""

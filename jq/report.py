@@ -1,29 +1,57 @@
-"""What quantizing did to each tensor: a table, JSON, and one HTML page that stands alone."""
+"""What quantizing did to each tensor, as `quantize` and `compare` found it: text, JSON, and a page of `page.py`."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jq import files
+from jq import files, markup
 from jq.constraints import Move, errors_of
 from jq.formats import Integer
 from jq.graph import Graph
 from jq.lint import Finding
-from jq.plan import Plan
+from jq.page import page
+from jq.plan import Plan, QParams
+from jq.search import channel_axes
 from jq.stats import Stats
+
+_BINS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """How often values lie in each of some equal bins; what is beyond is in the first or the last."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """How far a tensor of the quantized model is from the float one: `jq.compare` has the equations."""
+
+    cosine: float | None
+    l2: float
+    psnr: float | None  # dB
+    largest: float  # difference of an element
+    saturated: float  # part of the elements beyond the bounds
+    made: float | None  # SQNR of the tensor's own rounding alone, dB
+    own: float | None  # of the squared error, what that rounding makes; None where there is no error
+    clipped: float | None  # and what of that clipping makes
+    shift: float | None  # of the squared error, what the channels' means are
+    better: int | None  # an exponent that would halve what is made here
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One quantized tensor."""
+    """One tensor."""
 
     tensor: str
     kind: str  # activation or weight
@@ -34,8 +62,15 @@ class Row:
     zero_point: int | None
     low: float | None
     high: float | None
-    sqnr: float | None  # signal to quantization noise, dB, on the calibration data
+    sqnr: float | None  # signal to quantization noise, dB; infinite where nothing is lost
     moves: tuple[str, ...]  # by which constraints its position was changed, and how
+    error: Deviation | None = None  # what `compare` measured
+    reason: str = ""
+    depth: int | None = None  # its place in the order of the graph
+    bounds: tuple[float, float] | None = None  # the least and the largest value that its codes stand for
+    values: Distribution | None = None  # of the float tensor, as it is before it is rounded
+    channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,35 +82,48 @@ class Report:
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
     findings: tuple[Finding, ...]
+    unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
 
     def summary(self, count: int = 10) -> str:
         """The facts, what constraints moved, and the worst tensors, as lines of text."""
         lines = [self.title, *(f"  {k}: {v}" for k, v in self.facts.items())]
+        lines += [
+            f"  only in the {model} model: {len(names)} tensors" for model, names in self.unmatched.items() if names
+        ]
         if self.moves:
             lines += ["moved for the NPU:", *(f"  {m}" for m in self.moves[:count])]
         if len(self.moves) > count:
             lines.append(f"  and {len(self.moves) - count} more")
         lines.append("tensors that lost most:")
-        lines += [f"  {_decibel(r.sqnr):>8} {r.kind:<10} {r.tensor} ({_scale(r)})" for r in self.rows[:count]]
+        for r in self.rows[:count]:
+            reason = f": {r.reason}" if r.reason else ""
+            lines.append(f"  {decibel(r.sqnr):>8} {r.kind:<10} {r.tensor} ({_scale(r)}){reason}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, strings and numbers."""
-        return {
-            "title": self.title,
-            "facts": dict(self.facts),
-            "tensors": [dataclasses.asdict(r) for r in self.rows],
-            "moves": [dataclasses.asdict(m) for m in self.moves],
-            "findings": [dataclasses.asdict(f) for f in self.findings],
-        }
+        """The same as dicts, lists, strings and finite numbers: an infinite SQNR or PSNR, of no error, is None."""
+        return _finite(
+            {
+                "title": self.title,
+                "facts": dict(self.facts),
+                "tensors": [dataclasses.asdict(r) for r in self.rows],
+                "moves": [dataclasses.asdict(m) for m in self.moves],
+                "findings": [dataclasses.asdict(f) for f in self.findings],
+                "unmatched": {k: list(v) for k, v in self.unmatched.items()},
+            }
+        )
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, atomically."""
-        files.write(path, json.dumps(self.to_dict(), indent=2))
+        files.write(path, json.dumps(self.to_dict(), indent=2, allow_nan=False))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as one HTML file that needs nothing else, atomically."""
-        files.write(path, _page(self))
+        files.write(path, page(self))
+
+    def _repr_html_(self) -> str:
+        rows = [(r.tensor, r.kind, _scale(r), decibel(r.sqnr), r.reason) for r in self.rows]
+        return markup.preview(self.title, ("tensor", "kind", "format", "SQNR", "reason"), rows)
 
 
 def report_of(
@@ -92,41 +140,129 @@ def report_of(
     by_tensor: dict[str, list[str]] = {}
     for move in moves:
         by_tensor.setdefault(move.tensor, []).append(f"{move.rule}: 2^{-move.before} to 2^{-move.after}")
-    rows = [_row(name, graph, plan, stats, _sqnr(error(name)), by_tensor.get(name, [])) for name in plan]
-    rows.sort(key=lambda r: (r.sqnr is None, r.sqnr))
-    return Report(title, dict(facts), tuple(rows), tuple(moves), tuple(findings))
+    depths = {name: i for i, node in reversed([*enumerate(graph.nodes)]) for name in node.reads()}  # first readers
+    depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    axes = channel_axes(graph)
+    rows = [
+        _row(name, graph, plan, stats, _sqnr(error(name)), tuple(by_tensor.get(name, ())), depths.get(name), axes)
+        for name in plan
+    ]
+    return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
 
 
-def _row(name: str, graph: Graph, plan: Plan, stats: Stats | None, sqnr: float | None, moves: list[str]) -> Row:
-    found, weight = plan[name], name in plan.weights
+def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows by what they lost, damaged ones first.
+
+    Last are weights that a tool changed on purpose, whose distance is no loss, and rows of which nothing is known.
+    """
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return row.reason != "not finite", row.sqnr is None, row.reason == "changed", row.sqnr or 0.0
+
+    return tuple(sorted(rows, key=place))
+
+
+def _row(
+    name: str,
+    graph: Graph,
+    plan: Plan,
+    stats: Stats | None,
+    sqnr: float | None,
+    moves: tuple[str, ...],
+    depth: int | None,
+    axes: Mapping[str, int],
+) -> Row:
+    weight = name in plan.weights
     node = graph.producer.get(name) or next(iter(graph.consumers.get(name, ())), None)
-    low, high = None, None
+    low, high, values, channels = None, None, None, None
     if weight and graph.params[name].size:
-        low, high = float(np.min(graph.params[name])), float(np.max(graph.params[name]))
+        array = graph.params[name]
+        low, high = float(np.min(array)), float(np.max(array))
+        values, channels = distribution(array), channel_ranges(array, axes.get(name))
     elif stats is not None and name in stats.tensors:
         low, high = stats.range(name)
-    integers = isinstance(found.grid, Integer) and not found.dynamic
     return Row(
         tensor=name,
         kind="weight" if weight else "activation",
         node=node.label if node else "",
-        format=str(found.grid),
-        scale=float(np.max(found.scale)) if integers else None,
-        exponent=int(found.exponent) if integers and found.is_power_of_two else None,
-        zero_point=int(np.max(found.zero_point)) if integers else None,
+        **described(plan[name]),
         low=low,
         high=high,
         sqnr=sqnr,
-        moves=tuple(moves),
+        moves=moves,
+        depth=depth,
+        values=values,
+        channels=channels,
     )
 
 
+def described(found: QParams | None) -> dict[str, Any]:
+    """The fields of a row that tell how a tensor is quantized."""
+    if found is None:
+        return {"format": "float", "scale": None, "exponent": None, "zero_point": None}
+    integers = isinstance(found.grid, Integer) and not found.dynamic
+    return {
+        "format": str(found.grid),
+        "scale": float(np.max(found.scale)) if integers else None,
+        "exponent": int(found.exponent) if integers and found.is_power_of_two else None,
+        "zero_point": int(np.max(found.zero_point)) if integers else None,
+        "bounds": ends_of(found),
+    }
+
+
+def ends_of(found: QParams) -> tuple[float, float] | None:
+    """The least and the largest value that codes stand for, if they are one grid's.
+
+    >>> from jq.formats import INT8
+    >>> ends_of(QParams(np.float32(0.5), np.int32(0), INT8))
+    (-64.0, 63.5)
+    """
+    if not isinstance(found.grid, Integer) or found.dynamic or np.ndim(found.scale):
+        return None
+    low, high = ((end - int(found.zero_point)) * float(found.scale) for end in (found.grid.qmin, found.grid.qmax))
+    return low, high
+
+
+def distribution(array: np.ndarray) -> Distribution | None:
+    """The histogram of an array; None where there are no finite values.
+
+    >>> found = distribution(np.float32([0, 1, 1]))
+    >>> found.low, found.high, found.counts[0], found.counts[-1]
+    (0.0, 1.0, 1, 2)
+    """
+    values = array.astype(np.float64).reshape(-1)
+    if not values.size or not np.isfinite(values).all():
+        return None
+    low, high = float(values.min()), float(values.max())
+    width = (high - low) / _BINS or 1.0
+    # Many times faster than np.histogram, which searches each value's bin.
+    index = np.minimum((values - low) / width, _BINS - 1).astype(np.intp)
+    return Distribution(low, high, tuple(np.bincount(index, minlength=_BINS).tolist()))
+
+
+def channel_ranges(array: np.ndarray, axis: int | None) -> tuple[tuple[float, float], ...] | None:
+    """The least and the largest value of each channel along an axis.
+
+    >>> channel_ranges(np.float32([[1, 2], [3, -4]]), 0)
+    ((1.0, 2.0), (-4.0, 3.0))
+    """
+    if axis is None or array.ndim < 2 or not array.size:
+        return None
+    rest = tuple(i for i in range(array.ndim) if i != axis)
+    return tuple(zip(array.min(rest).tolist(), array.max(rest).tolist(), strict=True))
+
+
+def decibel(value: float | None) -> str:
+    """A ratio as text.
+
+    >>> decibel(41.26), decibel(float("inf")), decibel(None)
+    ('41.3 dB', 'exact', '')
+    """
+    return "" if value is None else "exact" if value == math.inf else f"{value:.1f} dB"
+
+
 def _sqnr(error: float | None) -> float | None:
-    return None if error is None or error <= 0 else -10 * math.log10(error)
-
-
-def _decibel(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} dB"
+    return None if error is None else math.inf if error <= 0 else -10 * math.log10(error)
 
 
 def _scale(row: Row) -> str:
@@ -135,74 +271,10 @@ def _scale(row: Row) -> str:
     return f"{row.format}, 2^{row.exponent}" if row.exponent is not None else f"{row.format}, {row.scale:.4g}"
 
 
-# ---------------------------------------------------------------------------------------------
-# HTML
-# ---------------------------------------------------------------------------------------------
-
-_STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #8884; vertical-align: top; }
-th button { all: unset; cursor: pointer; font-weight: 600; } td.n { text-align: right; white-space: nowrap; }
-.bar { display: inline-block; height: .6rem; background: #4a90d9; border-radius: 2px; }
-.error { color: #c33; } .warning { color: #b70; } .scroll { overflow-x: auto; }
-"""
-_SCRIPT = """
-document.querySelectorAll("table.sortable").forEach(table => {
-  table.querySelectorAll("th button").forEach((button, column) => button.addEventListener("click", () => {
-    const down = button.dataset.down !== "1"; button.dataset.down = down ? "1" : "0";
-    const key = row => { const v = row.cells[column].dataset.v; return v === "" ? null : isNaN(v) ? v : +v; };
-    [...table.tBodies[0].rows].sort((a, b) => {
-      const x = key(a), y = key(b);
-      if (x === null || y === null) return (x === null) - (y === null);
-      return (x < y ? -1 : x > y ? 1 : 0) * (down ? 1 : -1);
-    }).forEach(row => table.tBodies[0].append(row));
-  }));
-});
-"""
-_COLUMNS = ("tensor", "kind", "node", "format", "scale", "low", "high", "SQNR dB", "")
-
-
-def _page(report: Report) -> str:
-    facts = "".join(f"<tr><th>{_text(k)}</th><td>{_text(v)}</td></tr>" for k, v in report.facts.items())
-    findings = "".join(
-        f'<li class="{_text(f.severity)}">{_text(f.severity)}: {_text(f.where)}: {_text(f.message)}</li>'
-        for f in report.findings
-    )
-    moves = "".join(f"<li>{_text(str(m))}</li>" for m in report.moves)
-    heads = "".join(f"<th><button>{_text(c)}</button></th>" for c in _COLUMNS)
-    rows = "".join(map(_html_row, report.rows))
-    parts = [
-        f"<h1>{_text(report.title)}</h1><table>{facts}</table>",
-        f"<h2>Before quantizing</h2><ul>{findings}</ul>" if findings else "",
-        f"<h2>Moved for the NPU</h2><ul>{moves}</ul>" if moves else "",
-        f'<h2>Tensors</h2><div class="scroll"><table class="sortable"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>",
-    ]
-    title, body = _text(report.title), "\n".join(parts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>{body}<script>{_SCRIPT}</script></body></html>"
-    )
-
-
-def _html_row(row: Row) -> str:
-    cells = [_cell(v) for v in (row.tensor, row.kind, row.node, row.format)]
-    shown = "" if row.scale is None else f"2^{row.exponent}" if row.exponent is not None else f"{row.scale:.4g}"
-    cells += [_cell(row.scale, shown), _cell(row.low), _cell(row.high), _cell(row.sqnr)]
-    width = 0 if row.sqnr is None else max(0, min(60, row.sqnr))
-    note = "<br>".join(map(_text, row.moves))
-    cells.append(f'<td data-v="{width:.1f}"><span class="bar" style="width:{width * 2:.0f}px"></span> {note}</td>')
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _cell(value: str | float | None, shown: str | None = None) -> str:
-    if value is None or isinstance(value, str):
-        return f'<td data-v="{_text(value or "")}">{_text(value or "")}</td>'
-    return f'<td class="n" data-v="{value!r}">{_text(f"{value:.4g}" if shown is None else shown)}</td>'
-
-
-def _text(value: str) -> str:
-    return html.escape(str(value), quote=True)
+def _finite(value: Any) -> Any:
+    """The same without Infinity and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

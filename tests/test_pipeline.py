@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import re
 
 import jax
 import numpy as np
@@ -145,7 +146,7 @@ class TestReport:
         path = tmp_path / "deep" / "report.html"
         result[0].report.to_html(path)
         page = path.read_text()
-        assert "http" not in page.replace("<!doctype html>", "") and page.count("<tr>") > len(result[0].plan)
+        assert not re.search("https?:", page) and page.count("<tr>") > len(result[0].plan)
         assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
     def test_names_from_a_model_are_text(self, tmp_path):

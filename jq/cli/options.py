@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import jq
+from jq import files
 from jq.config import resolve
 from jq.errors import ConfigError
 
@@ -27,6 +28,8 @@ Reading = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")]
 
+Report = Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")]
+
 
 def use_all_cores() -> None:
     """One JAX device per core: a batch is split over them."""
@@ -35,6 +38,19 @@ def use_all_cores() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
         jax.config.update("jax_num_cpu_devices", cores)
+
+
+def check_report(path: Path | None) -> None:
+    """Raise a ConfigError, before any work, where no report can be written."""
+    if path is not None and path.suffix not in (".html", ".json"):
+        raise ConfigError(f"--report {path}: expected a name that ends with .html or .json")
+    files.check_writable(path)
+
+
+def write_report(report: jq.Report, path: Path | None) -> None:
+    """Write a report in the form that the name of its file says."""
+    if path is not None:
+        (report.to_html if path.suffix == ".html" else report.to_json)(path)
 
 
 def seconds(text: str) -> float:

@@ -9,9 +9,18 @@ from typing import Annotated
 import typer
 
 import jq
-from jq import files
 from jq.cli.application import app
-from jq.cli.options import Config, Data, config_of, seconds, setting, use_all_cores
+from jq.cli.options import (
+    Config,
+    Data,
+    Report,
+    check_report,
+    config_of,
+    seconds,
+    setting,
+    use_all_cores,
+    write_report,
+)
 from jq.cli.show import show
 from jq.errors import ConfigError
 
@@ -33,7 +42,7 @@ def quantize(
     ] = None,
     format: Annotated[str, typer.Option(help="qdq, qoperator, vitis_qdq or fix_neuron.")] = "qdq",
     opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")] = None,
+    report: Report = None,
     time_budget: Annotated[
         str | None, typer.Option(metavar="120s", help="After this long, finetuning leaves what is not tuned as it is.")
     ] = None,
@@ -69,15 +78,12 @@ def quantize(
     if len(given) != 1:
         raise ConfigError(f"{len(given)} models; expected one float ONNX file, as an argument or with --model_input")
     (model,) = given
-    if report is not None and report.suffix not in (".html", ".json"):
-        raise ConfigError(f"--report {report}: expected a name that ends with .html or .json")
-    files.check_writable(report)
+    check_report(report)
     stem = Path(config).stem if config.endswith(".json") else config
     output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
     keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]
-    if report is not None:
-        (result.report.to_html if report.suffix == ".html" else result.report.to_json)(report)
+    write_report(result.report, report)
     if as_json:
         print(json.dumps(result.report.to_dict(), indent=2))
         return

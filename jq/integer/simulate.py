@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jq import files
-from jq.data import Feed, Source, open_source, sample_limit
+from jq.data import Feed, Source, open_source
 from jq.errors import DataError, ModelError
 from jq.formats import Integer
 from jq.integer.chip import Chip
@@ -71,12 +71,10 @@ def simulate(
     >>> found.log.unexplained, found.agreements[0].top1
     (0, 1.0)
     """
-    limit = sample_limit(limit)
-    source = open_source(data, chip.graph.inputs, seed=seed)
+    source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
     runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
-    total = source.length if limit is None else min(limit, source.length or limit)
-    with progress_bar("simulate", total) as advance, _Dump.to(dump, chip) as dumped:
-        for feed, count in _batches(chip, source, limit, 1 if dump is not None else _BATCH):
+    with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
+        for feed, count in _batches(chip, source, 1 if dump is not None else _BATCH):
             outputs, log = chip.explain(feed)
             dumped.append(log.codes, count)
             logs.append(dataclasses.replace(log, codes={}))
@@ -111,12 +109,12 @@ class _OnnxRuntime:
             return None
 
 
-def _batches(chip: Chip, source: Source, limit: int | None, most: int) -> Iterator[tuple[Feed, int]]:
+def _batches(chip: Chip, source: Source, most: int) -> Iterator[tuple[Feed, int]]:
     """Feeds with how many are in each: several at once, if the model takes any number and these share a size."""
-    count = min(source.length or 1, limit or source.length or 1)
+    count = source.length or 1
     several = chip.any_batch and source.length
     size = max(d for d in range(1, most + 1) if count % d == 0) if several else 1
-    for _, alike in itertools.groupby(itertools.islice(source.feeds(), limit), lambda f: [a.shape for a in f.values()]):
+    for _, alike in itertools.groupby(source.feeds(), lambda f: [a.shape for a in f.values()]):
         while group := list(itertools.islice(alike, size)):
             joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
             yield joined, len(group)
