@@ -198,10 +198,12 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     (node,), seconds = unit.pattern.graph.nodes, {}
     linear, found = linear_of(unit.pattern.graph, node), site.plan.weights[unit.names["w"]]
     assert linear is not None
-    step = functools.partial(_sums, unit.pattern, 0, sum(map(len, site.valid)), site.given)
+    step = functools.partial(_sums, unit.pattern, 0, site.feeds, site.given)
+
+    formed = jax.jit(Form.of)
 
     def form() -> Form:
-        return jax.block_until_ready(Form.of(added(over_chunks(step, site.floats, site.codes, site.valid))))
+        return jax.block_until_ready(formed(added(over_chunks(step, site.floats, site.codes, site.valid))))
 
     seconds["form_cold"] = elapsed(form)
     seconds["form"], quadratic = best(form, args.rounds), form()
@@ -218,7 +220,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
 
     def tuned(steps: int) -> Site:
         how, key = Reconstruction(steps=steps, batch=args.batch), jax.random.key(0)
-        return jax.block_until_ready(tune_unit(site, how, frozenset(), {}, key)[0])
+        return jax.block_until_ready(tune_unit(site, how, (), lambda moved: True, {}, key)[0])
 
     seconds["data_cold"] = elapsed(lambda: tuned(args.steps))
     tuned(1)
