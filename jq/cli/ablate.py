@@ -28,6 +28,9 @@ def ablate(
         list[Path] | None,
         typer.Option(help="Write mean and spread over seeds as .md or .tex, or a plot as .svg; may be repeated."),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--model", help="Only this model of the experiment; may be repeated.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs that there are to do.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
@@ -47,7 +50,7 @@ def ablate(
         if path.suffix not in _WRITERS:
             raise ConfigError(f"--summary {path}: expected a name that ends with {', '.join(_WRITERS)}")
         files.check_writable(path)
-    wanted = read_experiment(experiment)
+    wanted = read_experiment(experiment, only or ())
     if dry_run:
         work = work_of(wanted, output)
         if as_json:

@@ -35,7 +35,7 @@ from jq.config import QuantConfig
 from jq.data import Batch, batches, open_source, readable_again
 from jq.errors import DataError
 from jq.fake import fake_quant
-from jq.finetune import KINDS, check_tunable, draws, rescaled, stored, tune_stage
+from jq.finetune import KINDS, check_tunable, draws, rescaled, store_of, tune_stage
 from jq.finetune.streams import Store
 from jq.finetune.units import Unit, keeping_programs, units
 from jq.finetune.walk import over_chunks
@@ -289,7 +289,7 @@ class _Tree:
 
     @functools.cached_property
     def _store(self) -> Store:
-        return stored(self.common.graph, self.common.plan, self.common.data, self.config, None)
+        return store_of(self.common.graph, self.common.plan, self.common.data, self.config, None)
 
 
 def _options(config: QuantConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import re
 import runpy
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def grid(base: QuantConfig | str = "XINT8", **options: Sequence[Any]) -> dict[st
     return found
 
 
-def read_experiment(path: str | os.PathLike[str]) -> Experiment:
-    """Return the experiment that a .toml file describes, or that a .py file calls `experiment`.
+def read_experiment(path: str | os.PathLike[str], only: Collection[str] = ()) -> Experiment:
+    """Return the experiment that a .toml file describes, or that a .py file calls `experiment`; with some models only.
 
     Paths in a TOML file are seen from its folder, and may hold variables of the environment ($ZOO/model.onnx).
     """
@@ -92,7 +92,7 @@ def read_experiment(path: str | os.PathLike[str]) -> Experiment:
         found = runpy.run_path(str(path)).get("experiment") if path.is_file() else None
         if not isinstance(found, Experiment):
             raise ConfigError(f"{path}: expected a script that sets `experiment` to a jq.research.Experiment")
-        return found
+        return dataclasses.replace(found, subjects=_those(found.subjects, only))
     try:
         document = tomllib.loads(path.read_text())
     except OSError as error:
@@ -100,15 +100,23 @@ def read_experiment(path: str | os.PathLike[str]) -> Experiment:
     except ValueError as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
     try:
-        return _experiment(document, path.parent)
+        return _experiment(document, path.parent, only)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _experiment(document: Mapping[str, Any], folder: Path) -> Experiment:
+def _those(subjects: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
+    """Those that are wanted, by default all."""
+    for name in only:
+        if name not in subjects:
+            raise ConfigError(f"no model {name!r}.{suggest(name, subjects)} There are: {', '.join(subjects)}")
+    return {k: v for k, v in subjects.items() if not only or k in only}
+
+
+def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]) -> Experiment:
     _check(document, {"models": (list, dict), "seeds": list, "samples": int, "grid": dict, "configs": dict}, "")
     samples, given = document.get("samples", _SAMPLES), document.get("models", list(zoo.models()))
-    models = given if isinstance(given, dict) else {str(name): {} for name in given}
+    models = _those(given if isinstance(given, dict) else {str(name): {} for name in given}, only)
     subjects = {name: _subject(name, entry, samples, folder) for name, entry in models.items()}
     configs: dict[str, QuantConfig] = {}
     if "grid" in document:
