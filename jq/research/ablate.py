@@ -36,7 +36,7 @@ from jq.data import Batch, batches, open_source, readable_again
 from jq.errors import DataError
 from jq.fake import fake_quant
 from jq.finetune import KINDS, check_tunable, draws, rescaled, store_of, tune_stage
-from jq.finetune.streams import Store
+from jq.finetune.streams import CHUNK_BYTES, Store
 from jq.finetune.units import Unit, keeping_programs, units
 from jq.finetune.walk import over_chunks
 from jq.graph import Graph
@@ -64,7 +64,7 @@ _TUNING = (
     "finetune_drop",
 )  # options that only tuning reads
 _JAXLIB = importlib.metadata.version("jaxlib")
-_BATCH = 250  # feeds that are measured at once
+_BATCH = 64  # feeds that are measured at once, of data whose number is not known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -336,7 +336,9 @@ class _Bench:
         """Float targets, once for all runs of a model."""
         graph = prepare(source.graph)
         opened = open_source(source.evaluation, graph.inputs)
-        parts = list(batches(opened, min(_BATCH, opened.length or _BATCH)))
+        shapes = [[d for d in v.shape or () if isinstance(d, int)] for v in graph.values.values()]
+        largest = 4 * max((math.prod(shape) for shape in shapes), default=1)
+        parts = list(batches(opened, max(1, min(CHUNK_BYTES // largest, opened.length or _BATCH))))
         fn, params = trace(graph), pack(graph)
         return cls(parts, source.labels, _outputs(jax.jit(_over_feeds(lambda x: fn(params, x))), parts))
 

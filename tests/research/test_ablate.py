@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,7 +156,7 @@ class TestTable:
         )
         with subprocess.Popen([sys.executable, "-c", script, str(path)]) as process:
             while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n")):
-                pass
+                time.sleep(0.01)
             process.kill()
         kept = [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
         assert kept and len(work_of(experiment((0,), finetune=[None, "bias"]), path).done) == len(kept)

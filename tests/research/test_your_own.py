@@ -35,9 +35,9 @@ def blocks() -> list[str]:
 @functools.cache
 def guide() -> dict[str, Any]:
     """The names that the guide's code leaves, run from top to bottom."""
-    names: dict[str, Any] = {"__name__": "your_own"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks():
-        exec(block, names)  # noqa: S102  our own pages
+        exec(compile(block, str(GUIDE), "exec", dont_inherit=True), names)  # noqa: S102  our own page
     return names
 
 
