@@ -49,6 +49,8 @@ from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIE
 from jq.compat.quark.translate import Translation, translate
 from jq.config import CONSTRAINTS, QuantConfig
 from jq.errors import ConfigError
+from jq.finetune.adaquant import AdaQuant
+from jq.finetune.adaround import AdaRound
 
 REFUSED = [name for name in get_default_config_mapping() if "_MIXED_" in name or name == "MATMUL_NBITS"]
 
@@ -327,9 +329,10 @@ def test_finetuning_counts_relative_to_the_vendors_defaults(graph: jq.Graph) -> 
     found = tuned(
         {**DEFAULT_ADAROUND_PARAMS, "NumIterations": 5000, "LearningRate": 0.2, "BatchSize": 4, "FixedSeed": 7}
     )
-    assert (found.finetune_steps, found.finetune_rate, found.finetune_batch, found.seed) == (400, 0.2, 4, 7)
+    assert found.finetune_steps == 5 * AdaRound().steps  # of the vendor's 1000
+    assert (found.finetune_rate, found.finetune_batch, found.seed) == (0.2, 4, 7)
     found = tuned({**DEFAULT_ADAQUANT_PARAMS, "LearningRate": 1e-4, "NumIterations": 500})
-    assert found.finetune_steps == 75
+    assert found.finetune_steps == round(AdaQuant().steps / 2)
     assert found.finetune_rate == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         tuned({"OptimAlgorithm": "adarond"})
