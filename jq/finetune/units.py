@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
@@ -96,7 +97,7 @@ _compilers: contextvars.ContextVar[Executor | None] = contextvars.ContextVar("co
 @contextlib.contextmanager
 def rehearsing() -> Iterator[None]:
     """In this thread programs are compiled for their arguments, by others, and not run: they return zeros."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes a hundred megabytes: no more than help
         token = _compilers.set(pool)
         try:
             yield

@@ -95,6 +95,7 @@ def walk(
     `skip` holds what an earlier run changed. `limit` is how many chunks are used, all by default.
     """
     params, goes_on = dict(params), True
+    _release()  # what came before, calibration say, has left as much as the largest unit needs
     inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
     floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
     codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
@@ -104,10 +105,9 @@ def walk(
     for i, unit in enumerate(parts):
         start, names = time.perf_counter(), unit.names
         if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
-            floats, codes = (
-                {t: store.keep(itertools.islice(regrouped(chunks, size), limit)) for t, chunks in stream.items()}
-                for stream in (floats, codes)
-            )
+            for stream in (floats, codes):
+                for t in stream:
+                    stream[t] = store.keep(itertools.islice(regrouped(stream[t], size), limit))
             valid = store.valid_of(size)[:limit]
         read = functools.partial(_read, unit.inputs, names, range(len(valid)))
         given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
