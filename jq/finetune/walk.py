@@ -127,31 +127,31 @@ def walk(
             feeds=sum(map(len, store.valid)),
         )
         step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
-        targets, found = zip(*over_chunks(step, site.floats, valid), strict=True)
-        site = site.replace(targets=list(targets), means=list(found))
+        made = list(over_chunks(step, site.floats, valid))
+        site = site.replace(targets=[target for target, _ in made], means=[found for _, found in made])
         if skip is not None and i in skip:
             arrays, scales = skip[i]
             site = site.replace(params=site.params | unit.inside(arrays)).replace(
                 plan=site.plan.replace(unit.inside(scales))
             )
         elif goes_on and unit.layers:
-            before = site
+            standing, planned = site.params, site.plan.activations
             site, old, new = tune(site)
-            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not before.params[k]}
-            moved = {k: q for k, q in site.plan.activations.items() if q is not before.plan.activations[k]}
+            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not standing[k]}
+            moved = {k: q for k, q in site.plan.activations.items() if q is not planned[k]}
             record = Record(unit.label, old, new, time.perf_counter() - start)
             goes_on = done(i, unit.outside(changed), unit.outside(moved), record)
         params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
         plan = plan.replace(unit.outside(dict(site.plan.activations)))
         site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
         step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
-        made = list(over_chunks(step, site.codes))
+        coded = list(over_chunks(step, site.codes))
         for t in unit.outputs:
             floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
-            codes[t] = store.keep([chunk[names[t]] for chunk in made])
+            codes[t] = store.keep([chunk[names[t]] for chunk in coded])
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
-        del site, made
+        del site, made, coded  # with all that flowed through the unit
         _release()
     return params, plan
 
