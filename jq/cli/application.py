@@ -19,7 +19,18 @@ from jq.cli.show import printable
 from jq.errors import Error
 from jq.progress import log
 
+
+def dashed(word: str) -> str:
+    """An option's name as it is spelled here: those of Quark and onnxruntime have underscores.
+
+    >>> dashed("skip_optimization")
+    'skip-optimization'
+    """
+    return word.replace("_", "-")
+
+
 app = typer.Typer(
+    context_settings={"token_normalize_func": dashed},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import command
+from jq.cli.application import command, dashed
 from jq.cli.options import (
     Config,
     Data,
@@ -27,10 +27,10 @@ from jq.config_file import SUFFIXES, as_toml
 from jq.errors import ConfigError
 
 # Options that AMD's tutorials spell in another way.
-_TUTORIAL = {"model_output": "output", "calibration_dataset_path": "data"}
+_TUTORIAL = {"model-output": "output", "calibration-dataset-path": "data"}
 
 
-@command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(word, word)})
+@command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(dashed(word), dashed(word))})
 def quantize(
     model: Annotated[Path | None, typer.Argument(help="A float ONNX file.", show_default=False)] = None,
     data: Data = None,
