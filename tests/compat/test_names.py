@@ -56,6 +56,13 @@ def test_where_names_are_imported_from(path: str) -> None:
         _ = custom_config.NOTHING_CONFIG
 
 
+def test_names_that_are_not_there_say_what_to_take() -> None:
+    with pytest.raises(ConfigError, match="UINT8_DYNAMIC_QUANT"):
+        exec("from jq.compat.quark import quantize_dynamic", {})  # noqa: S102
+    with pytest.raises(ImportError, match="Nothing"):
+        exec("from jq.compat.quark import Nothing", {})  # noqa: S102
+
+
 def test_defaults() -> None:
     config = QuantizationConfig()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
