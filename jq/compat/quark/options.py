@@ -380,7 +380,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "CalibPassthroughOpTypes": _refused("every tensor that is quantized is calibrated"),
     "SaveAndRestore": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
     "TensorsRangeFile": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
-    "SaveTensorHistFig": _refused("jq draws no histograms; jq.Stats holds them"),
+    "SaveTensorHistFig": _refused("the report of jq.compare draws the histogram of every tensor"),
     "CalibOptimizeMem": _hint("memory does not grow with the data"),
     "CalibWorkerNum": _hint("all cores compute"),
     "TmpDir": _hint("calibration keeps nothing in files"),
