@@ -195,18 +195,23 @@ def test_verbose_errors_have_a_traceback(capfd: pytest.CaptureFixture[str]) -> N
         (("quantize", "mod"), []),  # so that bash completes files
     ],
 )
-def test_shells_complete(words: tuple[str, ...], expected: list[str]) -> None:
+def test_shells_complete(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], expected: list[str]
+) -> None:
     line = {"COMP_WORDS": " ".join(("jq-quant", *words)), "COMP_CWORD": str(len(words))}
-    done = subprocess_run("-m", "jq", _JQ_QUANT_COMPLETE="complete_bash", **line)
-    assert (done.returncode, done.stdout.split()) == (0, expected)
+    for name, value in (line | {"_JQ_QUANT_COMPLETE": "complete_bash"}).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(capfd)
+    assert (code, out.split(), err) == (0, expected, "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_of_completion(shell: str) -> None:
-    done = subprocess_run("-m", "jq", _JQ_QUANT_COMPLETE=f"source_{shell}")
-    assert done.returncode == 0 and "jq-quant" in done.stdout and f"complete_{shell}" in done.stdout
+def test_scripts_of_completion(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shell: str) -> None:
+    monkeypatch.setenv("_JQ_QUANT_COMPLETE", f"source_{shell}")
+    code, out, _ = run(capfd)
+    assert code == 0 and "jq-quant" in out and f"complete_{shell}" in out
     if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0  # noqa: S607
+        assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0  # noqa: S607
 
 
 def test_help_imports_no_more_than_the_package() -> None:
