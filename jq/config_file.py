@@ -15,7 +15,7 @@ SUFFIXES = (".toml", ".json")
 
 
 def read_config(path: str | os.PathLike[str]) -> QuantConfig:
-    """Return the config that a .toml or .json file describes.
+    """Return the config that a .toml or .json file describes; JSON is what begins with a brace, whatever the name.
 
     Its keys are the options of `QuantConfig`; `preset` names what those have that are not there, otherwise
     `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` is of all operators.
@@ -29,16 +29,15 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     ('float', 'percentile', {'stem*': (('activation', int16),)})
     """
     name = os.fspath(path)
-    kind = "TOML" if name.endswith(".toml") else "JSON"
     try:
         text = Path(path).read_text(encoding="utf-8")
-        found = tomllib.loads(text) if kind == "TOML" else json.loads(text)
-    except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:  # of both parsers, and of bytes that are no UTF-8
+    except (OSError, ValueError) as error:  # bytes that are no UTF-8, a name with a null byte
+        raise ConfigError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    kind, parse = ("JSON", json.loads) if text.lstrip().startswith("{") else ("TOML", tomllib.loads)
+    try:
+        found = parse(text)
+    except ValueError as error:
         raise ConfigError(f"{name} is no {kind}: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
     try:
         base = presets[found.pop("preset")] if "preset" in found else QuantConfig()
         return base.replace(**{option: QuantConfig.read(option, value) for option, value in found.items()})
