@@ -14,7 +14,7 @@ from onnx import numpy_helper
 import jq
 from jq.compat import vai_q_onnx
 from jq.compat.vai_q_onnx import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from jq.errors import ConfigError
+from jq.errors import ConfigError, DataError
 from tests.compat.conftest import IMAGES, MODEL, ListReader, agreement, logits
 
 
@@ -112,11 +112,11 @@ def test_channels_last_is_of_the_model_and_not_of_the_data() -> None:
 
 def test_float16_models() -> None:
     half = jq.convert(MODEL, to="fp16", form="native", keep_io=False)
-    reader = ListReader(IMAGES.astype(np.float16))
-    model = vai_q_onnx.quantize_static(
-        half, None, reader, QuantFormat.QDQ, print_summary=False, convert_fp16_to_fp32=True
-    )
+    given = {"quant_format": QuantFormat.QDQ, "print_summary": False, "convert_fp16_to_fp32": True}
+    model = vai_q_onnx.quantize_static(half, None, ListReader(), **given)
     assert agreement(model) > 0.95
+    with pytest.raises(DataError, match="expected input: float32"):  # data are of the converted model, as in Quark
+        vai_q_onnx.quantize_static(half, None, ListReader(IMAGES.astype(np.float16)), **given)
 
 
 def test_random_data_of_a_shape() -> None:
