@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,7 @@ def test_quiet(argv: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_quiet_is_of_warnings_and_not_of_errors(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    warnings.simplefilter("always")  # twice in one process
     random = ("infer", MODEL, "-o", str(tmp_path / "out"))  # without data
     assert run(capfd, *random, "-q") == (0, "", "")
     assert "warning: no data given" in run(capfd, "infer", MODEL, "-o", str(tmp_path / "other"))[2]

@@ -331,13 +331,13 @@ def test_finetuning_counts_relative_to_the_vendors_defaults(graph: jq.Graph) -> 
     )
     assert (found.finetune_steps, found.finetune_rate, found.finetune_batch, found.seed) == (
         5 * AdaRound().steps,
-        0.2,
+        2 * AdaRound().learning_rate,
         4,
         7,
     )
     found = tuned({**DEFAULT_ADAQUANT_PARAMS, "LearningRate": 1e-4, "NumIterations": 500})
     assert found.finetune_steps == round(AdaQuant().steps / 2)
-    assert found.finetune_rate == pytest.approx(0.1)
+    assert found.finetune_rate == pytest.approx(10 * AdaQuant().learning_rate)
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         tuned({"OptimAlgorithm": "adarond"})
     with pytest.raises(ConfigError, match="NumIterations=0"):
