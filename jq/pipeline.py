@@ -31,6 +31,7 @@ from jq.passes.opset import check_opset
 from jq.plan import Plan
 from jq.planning import check_weights, plan_and_moves
 from jq.prepare import prepare
+from jq.progress import log
 from jq.report import Report, report_of
 from jq.stats import Stats
 from jq.version import __version__
@@ -82,14 +83,17 @@ def quantize(
     original = model if isinstance(model, Graph) else load(model)
     refuse_quantized(original)
     graph = prepare(original, config)
+    log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
     data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
     if config.cle:
         graph = equalize(graph, config, data)
+        log.info("equalized")
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
     plan, moves = plan_and_moves(graph, stats, config)
     if stats is not None and config.corrects_bias and not config.finetune:
         graph = correct_biases(graph, plan, stats)
+        log.info("biases corrected")
         plan, moves = plan_and_moves(graph, stats, config)
     params = graph.params
     if config.finetune and len(plan):
@@ -97,8 +101,10 @@ def quantize(
         params, plan = finetune(graph, plan, data, config, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
+    log.info("planned: %s, %d moved for the NPU", plan, len(moves))
     metadata = _metadata(model, original, config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
+    log.info("exported as %s", format)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{_name(model, original)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))

@@ -19,7 +19,7 @@ Place = Callable[[float], float]
 _WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
 _COLUMNS = 128  # of ranges, at most: channels share them
-_TICKS = 48  # of a grid's codes, at most
+_LINES = 48  # of a grid, at most
 
 
 def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
@@ -100,15 +100,15 @@ def histogram(row: Row) -> str:
 
 
 def _codes(row: Row, place: Place) -> str:
-    """Ticks at what the codes stand for, or at every so many of them."""
+    """The grid over the histogram: lines at what the codes stand for, or at every so many of them."""
     if row.bounds is None or row.scale is None:
         return ""
     low, high = row.bounds
-    codes = round((high - low) / row.scale)
-    every = 2 ** max(0, math.ceil(math.log2(max(1, codes) / _TICKS)))
-    marks = "".join(f"M{place(low + i * row.scale):.1f} {_HEIGHT - _BOTTOM}v5" for i in range(0, codes + 1, every))
+    codes, floor = round((high - low) / row.scale), _HEIGHT - _BOTTOM + 5
+    every = 2 ** max(0, math.ceil(math.log2(max(1, codes) / _LINES)))
+    marks = "".join(f"M{place(low + i * row.scale):.1f} {_TOP}V{floor}" for i in range(0, codes + 1, every))
     step = f"2^{row.exponent}" if row.exponent is not None else f"{row.scale:.4g}"
-    caption = f"step {step}, a tick for " + ("each code" if every == 1 else f"every {every} codes")
+    caption = f"step {step}, a line for " + ("each code" if every == 1 else f"every {every} codes")
     return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 8, caption, "end")
 
 
