@@ -53,18 +53,12 @@ def link(source: Path, target: str) -> str:
     return os.path.relpath(where(path), where(source).parent).replace(os.sep, "/") + (f"#{heading}" if heading else "")
 
 
-def slug(heading: str) -> str:
-    """What forges call a heading in links."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def render(source: Path) -> str:
     """A page as HTML."""
     text = re.sub(r"<!-- \w+ -->\n", "", source.read_text())
     text = re.sub(r"(?<=\]\()(?!https?:)([^)\s]+)", lambda m: link(source, m[1]), text)
-    body = re.sub(r"<h(\d)>(.*?)</h", lambda m: f'<h{m[1]} id="{slug(m[2])}">{m[2]}</h', to_html(text))
     up = "../" * len(where(source).relative_to(SITE).parents[:-1])
-    return PAGE.format(title=text.splitlines()[0].strip("# "), up=up, body=body)
+    return PAGE.format(title=text.splitlines()[0].strip("# "), up=up, body=to_html(text))
 
 
 def main() -> None:
