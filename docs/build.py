@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -16,13 +17,16 @@ from pathlib import Path
 import pdoc
 from pdoc.render_helpers import to_html
 
+import jq
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "site"
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "jq/zoo/README.md", "notebooks/README.md")
 FILES = ("LICENSE", "docs/*.png")
+# `jq` brings along all modules whose names are in its `__all__`: also of its functions, which hide them.
+HIDDEN = "|".join(name for name in jq.__all__ if not inspect.ismodule(getattr(jq, name)))
 MODULES = (
-    "jq", "jq.compat.quark", "jq.compat.vai_q_onnx", "jq.evaluate", "jq.formats", "jq.images", "jq.integer", "jq.metrics",
-    "jq.observers", "jq.zoo",
+    "jq", rf"!jq\.({HIDDEN})(\.|$)", "jq.compat.quark", "jq.compat.vai_q_onnx", "jq.formats", "jq.images", "jq.observers",
 )  # fmt: skip
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>
