@@ -53,9 +53,6 @@ print({int(e): f"{t:.2e}" for e, t in zip(table["exponent"], share["total"], str
 # %%
 qfn, fn = jq.fake_quant(graph), jq.trace(graph)
 names = [t for t in plan.activations if t in stats.tensors]
-tied = {}  # tensors that share a scale move together
-for name in plan.activations:
-    tied.setdefault(name if name in stats.tensors else None, []).append(name)
 
 
 def loss(shifts, images, targets):
@@ -87,7 +84,7 @@ plt.show()
 # ## Does it help to follow the output?
 #
 # All tensors take their own best shift at once; then one after the other, each given those before it. Both are judged on images
-# that the search did not use. (The NPU's constraints on exponents are left out here; `jq.make_plan` repairs them.)
+# that the search did not use. (Exponents that are moved may break the NPU's position constraints; that is left out here.)
 
 # %%
 fresh = jq.zoo.calibration_set()[0][256:512]
