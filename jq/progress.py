@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with samples per second on a terminal, and nothing elsewhere: yields what is called with each count."""
+def progress_bar(title: str, total: int | None, unit: str = "samples") -> Iterator[Callable[[int], None]]:
+    """A bar with a rate on a terminal, and nothing elsewhere: yields what is called with each count."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -23,7 +23,7 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
 
         def advance(count: int) -> None:
             speed = bar.tasks[0].speed
-            bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
+            bar.update(task, advance=count, rate=f"{speed:,.{0 if speed > 9 else 2}f} {unit}/s" if speed else "")
 
         yield advance
 
