@@ -101,8 +101,8 @@ display(
     Markdown(
         f"On `aie2_x1`, {100 * differs / elements:.2f} % of all integers differ from onnxruntime's on the same inputs, "
         f"{100 * causes[largest] / differs:.0f} % of these because of *{largest}*; {log.unexplained} have no known cause. "
-        f"The whole run first parts at `{first}`, and at the end {100 * last:.0f} % of the logits' integers are others. Of 3000 images "
-        f"{other.sum()} get another class; top-1 goes from {top1['onnxruntime']:.2f} to {top1['aie2_x1']:.2f} %. The target `ort` "
+        f"The whole run first parts at `{first}`, and at the end {100 * last:.0f} % of the logits' integers are others. Of 3000 "
+        f"images {other.sum()} get another class; top-1 goes from {top1['onnxruntime']:.2f} to {top1['aie2_x1']:.2f} %. The target `ort` "
         f"differs from onnxruntime in {sum(r.differs for r in logs['ort'].rows)} integers."
     )
 )
