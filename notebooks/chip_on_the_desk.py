@@ -93,7 +93,8 @@ print({kind: f"{value:.2f} %" for kind, value in top1.items()}, f"another class:
 
 # %%
 log = logs["aie2_x1"]
-differs, elements, causes = sum(r.differs for r in log.rows), sum(r.elements for r in log.rows), by_cause(log)
+differs, elements = sum(row.differs for row in log.rows), sum(row.elements for row in log.rows)
+causes, exact = by_cause(log), sum(row.differs for row in logs["ort"].rows)
 largest = max(causes, key=causes.get)
 first = log.first_divergence.tensor if log.first_divergence else "no tensor"
 last = log.rows[-1].diverged / log.rows[-1].elements
@@ -101,8 +102,8 @@ display(
     Markdown(
         f"On `aie2_x1`, {100 * differs / elements:.2f} % of all integers differ from onnxruntime's on the same inputs, "
         f"{100 * causes[largest] / differs:.0f} % of these because of *{largest}*; {log.unexplained} have no known cause. "
-        f"The whole run first parts at `{first}`, and at the end {100 * last:.0f} % of the logits' integers are others. Of 3000 "
-        f"images {other.sum()} get another class; top-1 goes from {top1['onnxruntime']:.2f} to {top1['aie2_x1']:.2f} %. The target `ort` "
-        f"differs from onnxruntime in {sum(r.differs for r in logs['ort'].rows)} integers."
+        f"The whole run first parts at `{first}`, and at the end {100 * last:.0f} % of the logits' integers are others. "
+        f"Of 3000 images {other.sum()} get another class; top-1 goes from {top1['onnxruntime']:.2f} to {top1['aie2_x1']:.2f} %. "
+        f"The target `ort` differs from onnxruntime in {exact} integers."
     )
 )

@@ -78,7 +78,7 @@ print(f"rank correlation of tails and clipping: {correlation:.2f}, {len(tensors)
 # ## A search for scales
 #
 # MinMSE weighs clipping and rounding alike. Here clipping counts `weight` times. A search is a function from statistics to
-# scales, and a plan with other scales is another plan.
+# scales, which `make_plan` takes in place of its own before the NPU's constraints hold.
 
 
 # %%
@@ -89,7 +89,7 @@ def searched(weight):
         table = stats.errors(tensor)
         best = table["exponent"][np.argmin(table["total"] + (weight - 1) * table["clipped"])]
         moved[tensor] = dataclasses.replace(plan[tensor], scale=np.float32(2.0**best))
-    return plan.replace(moved)
+    return jq.make_plan(graph, stats, config, scales=moved)
 
 
 qfn, fn = jq.fake_quant(graph), jq.trace(graph)
