@@ -19,6 +19,7 @@ from jq import files
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
 from jq.config import QuantConfig, presets, resolve
+from jq.constraints import Move
 from jq.data import readable_again
 from jq.equalize import equalize
 from jq.errors import ModelError
@@ -81,24 +82,14 @@ def quantize(
     check_opset(opset)
     files.check_writable(output, model)
     original = model if isinstance(model, Graph) else load(model)
-    refuse_quantized(original)
-    graph = prepare(original, config)
-    log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
-    check_weights(graph, config)
-    data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
-    if config.cle:
-        graph = equalize(graph, config, data)
-        log.info("equalized")
-    stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
-    plan, moves = plan_and_moves(graph, stats, config)
-    if stats is not None and config.corrects_bias and not config.finetune:
-        graph = correct_biases(graph, plan, stats)
-        log.info("biases corrected")
-        plan, moves = plan_and_moves(graph, stats, config)
+    found = calibrated(original, data, config, mesh)
+    if not config.finetune:
+        found = corrected(found, config)
+    graph, stats, plan, moves = found.graph, found.stats, found.plan, found.moves
     params = graph.params
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
-        params, plan = finetune(graph, plan, data, config, **limits)
+        params, plan = finetune(graph, plan, found.data, config, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(moves))
@@ -109,6 +100,40 @@ def quantize(
     title = f"{_name(model, original)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A model as far as it goes without biases corrected or finetuning."""
+
+    graph: Graph  # prepared and equalized
+    stats: Stats | None
+    plan: Plan
+    moves: tuple[Move, ...]
+    data: Any  # that can be read again, where there is more to do with them
+
+
+def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | None = None) -> Calibrated:
+    """Return a float graph prepared, equalized and calibrated, with its plan."""
+    refuse_quantized(original)
+    graph = prepare(original, config)
+    log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
+    check_weights(graph, config)
+    data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
+    if config.cle:
+        graph = equalize(graph, config, data)
+        log.info("equalized")
+    stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
+    return Calibrated(graph, stats, *plan_and_moves(graph, stats, config), data)
+
+
+def corrected(found: Calibrated, config: QuantConfig) -> Calibrated:
+    """Return the same with biases corrected, and the plan that they then have, if the config says so."""
+    if found.stats is None or not config.corrects_bias:
+        return found
+    graph = correct_biases(found.graph, found.plan, found.stats)
+    log.info("biases corrected")
+    return Calibrated(graph, found.stats, *plan_and_moves(graph, found.stats, config), found.data)
 
 
 def refuse_quantized(graph: Graph) -> None:
@@ -132,13 +157,7 @@ def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str
     elif isinstance(model, bytes):
         digest.update(model)
     else:
-        for node in graph.nodes:
-            digest.update(
-                repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode()
-            )
-        for name, array in sorted(graph.arrays.items()):
-            # Of strings, an array's bytes are addresses.
-            digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype == object else array.tobytes()))
+        digest = hashed(graph)
     options = json.dumps(config.to_dict(), sort_keys=True)
     return {
         "jq.version": __version__,
@@ -146,6 +165,17 @@ def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str
         "jq.seed": str(config.seed),
         "jq.source_sha256": digest.hexdigest(),
     }
+
+
+def hashed(graph: Graph) -> Any:
+    """The SHA-256 of what a graph computes."""
+    digest = hashlib.sha256()
+    for node in graph.nodes:
+        digest.update(repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode())
+    for name, array in sorted(graph.arrays.items()):
+        # Of strings, an array's bytes are addresses.
+        digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype == object else array.tobytes()))
+    return digest
 
 
 def _facts(

@@ -10,7 +10,7 @@ import numpy as np
 
 from jq.config import QuantConfig, resolve
 from jq.constraints import Move, constrain
-from jq.errors import DataError, ModelError
+from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.fake import as_planned
 from jq.formats import INT32, Block, Format, Integer
 from jq.graph import Graph, Node
@@ -30,10 +30,12 @@ def make_plan(
     stats: Stats | None = None,
     config: QuantConfig | str = "XINT8",
     params: Mapping[str, Any] | None = None,
+    scales: Mapping[str, QParams] | None = None,
 ) -> Plan:
     """Return how `config` quantizes a prepared graph, with the scales that calibration's statistics give.
 
-    Weights are those of the graph, or `params`. Statistics are needed where activations become integers.
+    Weights are those of the graph, or `params`. Statistics are needed where activations become integers. `scales` of
+    some tensors, found by a search of your own, are taken before tensors share them and the NPU's constraints hold.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -41,17 +43,25 @@ def make_plan(
     >>> jq.make_plan(graph, stats)["stem.weight"]
     QParams(scale=0.03125, zero_point=0, int8)
     """
-    return plan_and_moves(graph, stats, resolve(config), params)[0]
+    return plan_and_moves(graph, stats, resolve(config), params, scales)[0]
 
 
 def plan_and_moves(
-    graph: Graph, stats: Stats | None, config: QuantConfig, params: Mapping[str, Any] | None = None
+    graph: Graph,
+    stats: Stats | None,
+    config: QuantConfig,
+    params: Mapping[str, Any] | None = None,
+    scales: Mapping[str, QParams] | None = None,
 ) -> tuple[Plan, tuple[Move, ...]]:
     """Return the plan, and what the NPU's position constraints moved in it."""
     arrays = {**graph.params, **(params or {})}
     placement = place(graph, config, _floats(graph, stats, config))
     found = _weights(graph, config, placement.weights, arrays)
     found |= _activations(graph, stats, config, placement.activations)
+    for name in scales or {}:
+        if name not in found:
+            raise ConfigError(f"scales: {name!r} is no tensor that gets a scale of its own.{suggest(name, found)}")
+    found |= scales or {}
     found |= {k: found[source] for k, source in shared(graph, placement.nodes, found).items()}
     plan = Plan(
         activations={k: found[k] for k in placement.activations if k in found},

@@ -145,6 +145,41 @@ def ranges(row: Row) -> str:
     return _svg(_WIDTH, _HEIGHT, "Range of each output channel", parts)
 
 
+def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """A row for each series, with a dot for each of its numbers and a line at their mean; it carries its own style.
+
+    >>> dots("SQNR, dB", [])
+    ''
+    """
+    shown = [(label, [v for v in values if math.isfinite(v)]) for label, values in series]
+    everything = [v for _, values in shown for v in values]
+    if not everything:
+        return ""
+    left, right, each, top = 16 + 7 * min(60, max(len(label) for label, _ in shown)), 24, 22, 12
+    width, height = left + 520 + right, top + each * len(shown) + 40
+    low, high = min(everything), max(everything)
+    room = (high - low) or abs(high) or 1.0
+    low, high = low - room / 20, high + room / 20
+
+    def at(value: float) -> float:
+        return left + (width - left - right) * (value - low) / (high - low)
+
+    style = "text{font:12px sans-serif;fill:#444}.rule{stroke:#ccc}.mean{stroke:#b33;stroke-width:2}circle{fill:#247;opacity:.6}"
+    parts, floor = [f"<style>{style}</style>"], height - 40
+    for tick in _nice(low, high, 6):
+        parts.append(f'<path class="rule" d="M{at(tick):.1f} {top}V{floor}"/>')
+        parts.append(_label(at(tick), floor + 16, f"{tick:g}", "middle"))
+    for i, (label, values) in enumerate(shown):
+        y = top + each * (i + 0.5)
+        parts.append(_label(left - 8, y + 4, label if len(label) <= 60 else f"{label[:59]}…", "end"))
+        parts += [f'<circle cx="{at(v):.1f}" cy="{y:.1f}" r="4"/>' for v in values]
+        if values:
+            parts.append(f'<path class="mean" d="M{at(math.fsum(values) / len(values)):.1f} {y - 7:.1f}v14"/>')
+    parts.append(_label((left + width - right) / 2, height - 6, name, "middle"))
+    picture = _svg(width, height, name, parts)
+    return picture.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" ', 1)
+
+
 # ---------------------------------------------------------------------------------------------
 # Parts
 # ---------------------------------------------------------------------------------------------

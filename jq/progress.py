@@ -12,8 +12,8 @@ log = logging.getLogger("jq")  # steps and their seconds are its infos; below wa
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with samples per second on a terminal, and nothing elsewhere: yields what is called with each count."""
+def progress_bar(title: str, total: int | None, unit: str = "samples") -> Iterator[Callable[[int], None]]:
+    """A bar with a rate on a terminal, and nothing elsewhere: yields what is called with each count."""
     start = time.perf_counter()
     if not _bars():
         yield lambda _: None
@@ -28,7 +28,7 @@ def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], None
 
             def advance(count: int) -> None:
                 speed = bar.tasks[0].speed
-                bar.update(task, advance=count, rate=f"{speed:,.0f} samples/s" if speed else "")
+                bar.update(task, advance=count, rate=f"{speed:,.{0 if speed > 9 else 2}f} {unit}/s" if speed else "")
 
             yield advance
     log.info("%s: %s in %.1f s", title, "all data" if total is None else f"{total:,}", time.perf_counter() - start)

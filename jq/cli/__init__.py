@@ -4,11 +4,25 @@ A command is one file here. It imports what `jq` itself does not, so that `--hel
 is done, so that a failure leaves standard output empty.
 """
 
-from jq.cli import calibrate, compare, convert, demo, evaluate, infer, inspect, lint, preprocess, quantize, simulate
+from jq.cli import (
+    ablate,
+    calibrate,
+    compare,
+    convert,
+    demo,
+    evaluate,
+    infer,
+    inspect,
+    lint,
+    preprocess,
+    quantize,
+    simulate,
+)
 from jq.cli.application import app, main
 from jq.cli.show import printable
 
 __all__ = [
+    "ablate",
     "app",
     "calibrate",
     "compare",

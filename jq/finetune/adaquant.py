@@ -20,9 +20,10 @@ from jq.plan import QParams
 Array = Any
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaQuant:
-    """How weights are learned from the quadratic form of a layer's error."""
+    """How weights are learned from the quadratic form of a layer's error. A pytree of numbers, as AdaRound is."""
 
     steps: int = 75
     learning_rate: float = 0.02  # codes per step, at first
@@ -30,23 +31,28 @@ class AdaQuant:
     def __call__(self, columns: Array, found: QParams, form: Form) -> Array:
         """The weights (groups, K, outputs) of least error that were seen, rounded."""
         scale = along_columns(found, columns)
-        adam = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+        adam = optax.scale_by_adam()
 
         def rounded(w: Array) -> Array:
             return fake_quant_columns(found, w)
 
-        def step(carry: Any, _: None) -> tuple[Any, None]:
+        def step(i: Array, carry: Any) -> Any:
             w, state, best, least = carry
             weights, pull = jax.vjp(rounded, w)
             error = form(weights - columns)
             best, least = jnp.where(error < least, weights, best), jnp.minimum(error, least)
             (gradient,) = pull(form.gradient(weights - columns))
             update, state = adam.update(gradient * scale, state)
-            return (w + scale * update, state, best, least), None
+            return w - scale * falling(self.learning_rate, i, self.steps) * update, state, best, least
 
         start = (columns, adam.init(columns), rounded(columns), jnp.float32(jnp.inf))
-        (w, _, best, least), _ = jax.lax.scan(step, start, None, self.steps)
+        w, _, best, least = jax.lax.fori_loop(0, self.steps, step, start)
         return jnp.where(form(rounded(w) - columns) < least, rounded(w), best)
+
+
+def falling(rate: Array, step: Array, steps: Array) -> Array:
+    """A learning rate that falls to zero on half a cosine; optax's wants to know the steps while it compiles."""
+    return rate * 0.5 * (1 + jnp.cos(jnp.pi * step / steps))
 
 
 def fake_quant_columns(found: QParams, columns: Array) -> Array:

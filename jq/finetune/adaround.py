@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jq.finetune.adaquant import along_columns, fake_quant_columns
+from jq.finetune.adaquant import along_columns, fake_quant_columns, falling
 from jq.finetune.gram import Form
 from jq.formats import Integer
 from jq.numerics import divide
@@ -23,11 +23,13 @@ Array = Any
 ZETA, GAMMA = 1.1, -0.1  # how far the sigmoid is stretched, so that it reaches 0 and 1
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaRound:
     """How rounding is learned from the quadratic form of a layer's error, relative to that of nearest rounding.
 
-    As the error counts relatively, the regularizer's weight means the same for all layers.
+    As the error counts relatively, the regularizer's weight means the same for all layers. A pytree of numbers: what
+    is compiled for one serves all.
     """
 
     steps: int = 40
@@ -42,9 +44,9 @@ class AdaRound:
         assert isinstance(grid, Integer)
         plain = fake_quant_columns(found, columns)
         least = jnp.maximum(form(plain - columns), jnp.finfo(jnp.float32).tiny)
-        adam = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
+        adam = optax.scale_by_adam()
 
-        def step(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], None]:
+        def step(i: Array, carry: tuple[Array, Any]) -> tuple[Array, Any]:
             v, state = carry
             weights, pull = jax.vjp(lambda v: soft(columns, v, scale, grid), v)
             (gradient,) = pull(form.gradient(weights - columns) / least)
@@ -52,10 +54,10 @@ class AdaRound:
             pressure = jax.grad(regularizer)(v, annealed(t, *self.beta))
             gradient += jnp.where(t > 0, self.weight / v.size, 0) * pressure
             update, state = adam.update(gradient, state)
-            return (optax.apply_updates(v, update), state), None
+            return v - falling(self.learning_rate, i, self.steps) * update, state
 
         v = initial(columns, scale)
-        (v, _), _ = jax.lax.scan(step, (v, adam.init(v)), jnp.arange(self.steps))
+        v, _ = jax.lax.fori_loop(0, self.steps, step, (v, adam.init(v)))
         return polished(columns, hard(columns, v, scale, grid), scale, grid, form)
 
 

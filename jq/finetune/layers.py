@@ -7,20 +7,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jq.finetune.adaquant import fake_quant_columns
 from jq.finetune.gram import Form, Sums, sums
 from jq.finetune.means import fitted
-from jq.finetune.units import Pattern, bias_of, linear_of, program, weight_of
+from jq.finetune.units import Pattern, Unit, bias_of, linear_of, program, weight_of
 from jq.finetune.walk import Site, Tensors, added, over_chunks
 from jq.formats import Integer
 from jq.graph import Node
-from jq.plan import QParams
+from jq.plan import Plan, QParams
 
 Array = Any
-Rounding = Callable[[Array, QParams, Form], Array]  # of columns of weights, as they are quantized, and their error
+# Of columns of weights, as they are quantized, and the form of their error. A function, or a registered dataclass that
+# is called, whose fields are then arguments of what is compiled.
+Rounding = Callable[[Array, QParams, Form], Array]
 _FEEDS, _PIXELS = 32, 1 << 16  # at least so many, of what an image's mean is taken
 
 
@@ -44,6 +47,8 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     total = added(over_chunks(step, site.floats, site.codes, site.valid))
     linear, w, scale = linear_of(graph, node), np.asarray(site.given[weight]), site.plan.weights[weight]
     assert linear is not None
+    if jax.tree_util.all_leaves([rounding]):  # a function, not a pytree of numbers
+        rounding = jax.tree_util.Partial(rounding)
     rounded, shift, before, after = _solved(rounding, linear.columns(w, node.attrs), scale, total)
     site = site.replace(params=site.params | {weight: linear.weights(np.asarray(rounded), w.shape, node.attrs)})
     if bias is not None and site.given[bias].size == shift.size:
@@ -66,13 +71,13 @@ def _enough(site: Site, node: Node) -> int:
     return -(-feeds // len(site.valid[0]))
 
 
-def can_round(site: Site) -> bool:
-    """Whether a unit is one layer that is a sum of products, with symmetric integers for weights."""
-    if site.unit.layer is None:
+def can_round(unit: Unit, plan: Plan) -> bool:
+    """Whether a unit is one layer that is a sum of products, with symmetric integers for weights in its plan."""
+    if unit.layer is None:
         return False
-    graph = site.unit.pattern.graph
-    node = graph.nodes[site.unit.layer]
-    found = site.plan.weights[str(weight_of(graph, node))]
+    graph = unit.pattern.graph
+    node = graph.nodes[unit.layer]
+    found = plan.weights[str(weight_of(graph, node))]
     codes = found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
     reads = node.inputs[0] in {v.name for v in graph.inputs}
     return linear_of(graph, node) is not None and codes and reads
@@ -100,11 +105,11 @@ def _images(chunk: Array) -> Array:
     return chunk.reshape(chunk.shape[0] * chunk.shape[1], *chunk.shape[2:])
 
 
-@program(1)
+@program(0)
 def _solved(rounding: Rounding, columns: Array, found: QParams, total: Sums) -> tuple[Array, Array, Array, Array]:
     """Columns rounded, what the best bias for them is off, and the error of the nearest rounding and of this.
 
-    Compiled for shapes, not for patterns: this takes longer to compile than all else of a unit.
+    Compiled for shapes, not for patterns or numbers: this takes longer to compile than all else of a unit.
     """
     form = Form.of(total)
     plain, rounded = nearest(columns, found, form), rounding(columns, found, form)

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from jq.fake import fake_quant
+from jq.finetune.adaquant import falling
 from jq.finetune.streams import Kept, joined
 from jq.finetune.units import Pattern, Unit, bias_of, program, weight_of
 from jq.finetune.walk import Site, Tensors, added, over_chunks, values
@@ -33,17 +34,22 @@ from jq.trace import trace
 Array = Any
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reconstruction:
-    """How a unit is tuned. Learning rates of weights and biases are in codes per step, at first."""
+    """How a unit is tuned. Learning rates of weights and biases are in codes per step, at first.
+
+    A pytree of its numbers: what is compiled hangs on the shapes of batches, and on whether inputs are mixed.
+    """
 
     steps: int = 100
-    batch: int = 10
+    batch: int = dataclasses.field(default=10, metadata={"static": True})
     weights: float = 0.05
     biases: float = 0.02
     exponents: float = 0.01  # octaves per step; 0 leaves the scales
-    drop: float = 0.0  # share of the inputs that come from the float network
-    at_once: int | None = None  # samples of a batch whose gradients are computed together, as memory allows
+    drop: float | None = None  # share of the inputs that come from the float network
+    # Samples of a batch whose gradients are computed together, as memory allows.
+    at_once: int | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -107,7 +113,7 @@ def tune_unit(
     tuned = start
     for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
-        found = _optimized(site.unit.pattern, how, feeds, start, rates_of, site.params, site.plan, scale, *whole, key)
+        found = _optimized(site.unit.pattern, feeds, how, start, rates_of, site.params, site.plan, scale, *whole, key)
         found = dataclasses.replace(found, exponents={k: jnp.round(e) for k, e in found.exponents.items()})
         if allowed(moved(found)):
             if (new := error(found)) < best:
@@ -150,25 +156,24 @@ def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Arr
     return sum(of(name) for name in y)
 
 
-@program(3)
+@program(2)
 def _optimized(
-    pattern: Pattern, how: Reconstruction, feeds: int, start: Tuned, rates: Tuned, params: Mapping[str, Array],
+    pattern: Pattern, feeds: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
     plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
 ) -> Tuned:  # fmt: skip
     """Adam on batches, with rates that fall to zero on a cosine."""
     fn = fake_quant(pattern.graph)
     adam = optax.scale_by_adam(b2=0.99)
-    schedule = optax.cosine_decay_schedule(1.0, how.steps)
 
     def loss(tuned: Tuned, index: Array, key: Array) -> Array:
         x, y = (_picked(t, index) for t in (codes, targets))
-        if how.drop:
+        if how.drop is not None:
             kept = _picked(floats, index)
             x = {k: jnp.where(jax.random.bernoulli(key, how.drop, v.shape), kept[k], v) for k, v in x.items()}
         z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(x)
         return jnp.mean(_off(y, z, scale))
 
-    def step(carry: tuple[Tuned, Any], i: Array) -> tuple[tuple[Tuned, Any], None]:
+    def step(i: Array, carry: tuple[Tuned, Any]) -> tuple[Tuned, Any]:
         tuned, state = carry
         chosen, mixed = jax.random.split(jax.random.fold_in(key, i))
         batch = min(how.batch, feeds)
@@ -176,10 +181,9 @@ def _optimized(
         index = jax.random.permutation(chosen, feeds)[:batch].reshape(parts, -1)
         gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p), (index, jax.random.split(mixed, parts)))
         update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
-        return (jax.tree.map(lambda v, u, r: v - schedule(i) * r * u, tuned, update, rates), state), None
+        return jax.tree.map(lambda v, u, r: v - falling(r, i, how.steps) * u, tuned, update, rates), state
 
-    (tuned, _), _ = jax.lax.scan(step, (start, adam.init(start)), jnp.arange(how.steps))
-    return tuned
+    return jax.lax.fori_loop(0, how.steps, step, (start, adam.init(start)))[0]
 
 
 def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from jq.registry import Linear, lookup
 from jq.trace import demanded
 
 Kind = Literal["layer", "block", "network"]
-_PROGRAMS = 8  # of a function, that are kept compiled
+_programs = [8]  # of a function, that are kept compiled; the last counts
 _LAYERS = 3  # of a block, where structure alone would make it smaller
 
 
@@ -105,6 +106,16 @@ def rehearsing() -> Iterator[None]:
             _compilers.reset(token)
 
 
+@contextlib.contextmanager
+def keeping_programs(most: int = 1024) -> Iterator[None]:
+    """Here programs are kept compiled from one walk to the next, so many of each function."""
+    _programs.append(most)
+    try:
+        yield
+    finally:
+        _programs.pop()
+
+
 def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for the first of its arguments, of which the first is a pattern.
 
@@ -112,9 +123,15 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.lru_cache(maxsize=_PROGRAMS)
+        made: dict[tuple[Any, ...], tuple[Any, list[Future[Any]]]] = {}  # the last used at the end
+        lock = threading.Lock()
+
         def compiled(*static: Any) -> tuple[Any, list[Future[Any]]]:
-            return jax.jit(functools.partial(fn, *static)), []
+            with lock:
+                made[static] = found = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), [])
+                while len(made) > _programs[-1]:
+                    del made[next(iter(made))]
+                return found
 
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:

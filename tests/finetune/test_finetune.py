@@ -62,7 +62,7 @@ def data(seed: int, count: int = 24) -> np.ndarray:
     return (x + x.mean(1, keepdims=True) + normal(count, 4, 1, 1, seed=seed + 1) / 2).astype(np.float32)
 
 
-IMAGES, HELD_OUT = data(11), data(51, 64)
+IMAGES, HELD_OUT = data(11), data(51, 1024)
 
 
 def decibels(want: np.ndarray, have: np.ndarray) -> float:

@@ -1,0 +1,85 @@
+"""`jq-quant ablate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jq import files
+from jq.cli.application import app
+from jq.cli.options import use_all_cores
+from jq.cli.show import show, table
+from jq.errors import ConfigError
+
+_WRITERS = {".md": "to_markdown", ".tex": "to_latex", ".svg": "to_svg"}
+
+
+@app.command()
+def ablate(
+    experiment: Annotated[Path, typer.Argument(help="A .toml or .py file, as in experiments/.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The .jsonl or .csv file that rows are appended to [EXPERIMENT.jsonl]."),
+    ] = None,
+    summary: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write mean and spread over seeds as .md or .tex, or a plot as .svg; may be repeated."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--model", help="Only this model of the experiment; may be repeated.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs that there are to do.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
+) -> None:
+    """Quantize models with many configs and seeds as one piece of work, and show what each gives.
+
+    Steps that runs share are done once, and what is compiled serves all of a group. Rows that the table has already are
+    not computed again: a run that was stopped goes on when the same command is given.
+
+    Example: jq-quant ablate experiments/ablations/bundled.toml -o results.csv --summary results.md
+    """
+    from jq.research import ablate as run
+    from jq.research import read_experiment, work_of
+
+    use_all_cores()
+    output = output or experiment.with_suffix(".jsonl")
+    for path in summary or []:
+        if path.suffix not in _WRITERS:
+            raise ConfigError(f"--summary {path}: expected a name that ends with {', '.join(_WRITERS)}")
+        files.check_writable(path)
+    wanted = read_experiment(experiment, only or ())
+    if dry_run:
+        work = work_of(wanted, output)
+        if as_json:
+            rows = [{"hash": r.hash, "model": r.subject, "config": r.name, "seed": r.config.seed} | {"group": i}
+                    for i, group in enumerate(work.groups) for r in group.runs]  # fmt: skip
+            print(json.dumps({"done": len(work.done), "runs": rows}, indent=2))
+            return
+        groups = [(i, g.subject, len(g.runs), g.results, _configs([r.name for r in g.runs])) for i, g in
+                  enumerate(work.groups)]  # fmt: skip
+        total = sum(len(g.runs) for g in work.groups)
+        show(
+            table(
+                ("group", "model", "runs", "results", "configs"), groups, f"{total} runs to do, {len(work.done)} done"
+            ),
+            "A group is calibrated once; its results are those that can differ.",
+        )
+        return
+    found = run(wanted, output)
+    for path in summary or []:
+        files.write(path, getattr(found, _WRITERS[path.suffix])())
+    if as_json:
+        print(json.dumps(list(found.rows), indent=2))
+        return
+    columns, cells = found.cells()
+    show(table(columns, cells), f"written: {output}", *(f"written: {path}" for path in summary or []))
+
+
+def _configs(names: list[str]) -> str:
+    """Names without repetition, the first few."""
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - 4} more" if len(different) > 4 else ""
+    return ", ".join(different[:4]) + more

@@ -1,0 +1,175 @@
+"""What an ablation is: models with their data, configs, seeds; in code, or read from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import runpy
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jq import zoo
+from jq.accuracy import read_labels
+from jq.config import QuantConfig, resolve
+from jq.errors import ConfigError, DataError, suggest
+from jq.pipeline import Source
+
+_SAMPLES = 128  # of the bundled calibration set, where a file does not say how many
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Subject:
+    """A float model, what it is calibrated and tuned on, and what it is evaluated on."""
+
+    model: Source
+    data: Any = None  # as `jq.calibrate` takes it
+    evaluation: Any = None  # likewise; without it the data are taken
+    labels: np.ndarray | None = None  # of the evaluation's samples
+
+    @classmethod
+    def bundled(cls, name: str, samples: int = _SAMPLES) -> Subject:
+        """A bundled model with its data.
+
+        >>> Subject.bundled("fashion_resnet").labels.shape
+        (3000,)
+        """
+        images, labels = zoo.evaluation_set()
+        data = zoo.calibration_set()[0][:samples]
+        return cls(model=zoo.path(name), data=data, evaluation=images, labels=labels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """Each config on each subject with each seed."""
+
+    subjects: Mapping[str, Subject]
+    configs: Mapping[str, QuantConfig]
+    seeds: Sequence[int] = (0,)
+
+    def __post_init__(self) -> None:
+        for name in ("subjects", "configs", "seeds"):
+            if not getattr(self, name):
+                raise ConfigError(f"the experiment has no {name}")
+        for seed in self.seeds:
+            if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+                raise ConfigError(f"seed {seed!r}: expected a whole number, 0 or more")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError(f"seeds are {list(self.seeds)}: one is there twice")
+
+
+def grid(base: QuantConfig | str = "XINT8", **options: Sequence[Any]) -> dict[str, QuantConfig]:
+    """Return a config for each combination of options' values, named by those of which there are several.
+
+    >>> list(grid("XINT8", finetune=["adaround", "block"], finetune_steps=[50]))
+    ['finetune=adaround', 'finetune=block']
+    """
+    start, found = resolve(base), {}
+    for name, values in options.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"{name} of the grid is {values!r}; expected a list of values")
+    named = {k for k, v in options.items() if len(v) > 1} or options.keys()
+    for values in itertools.product(*options.values()):
+        name = " ".join(f"{k}={v}" for k, v in zip(options, values, strict=True) if k in named)
+        if name in found:
+            raise ConfigError(f"the grid has {name} twice")
+        found[name] = start.replace(**dict(zip(options, values, strict=True)))
+    return found
+
+
+def read_experiment(path: str | os.PathLike[str], only: Collection[str] = ()) -> Experiment:
+    """Return the experiment that a .toml file describes, or that a .py file calls `experiment`; with some models only.
+
+    Paths in a TOML file are seen from its folder, and may hold variables of the environment ($ZOO/model.onnx).
+    """
+    path = Path(path)
+    if path.suffix == ".py":
+        found = runpy.run_path(str(path)).get("experiment") if path.is_file() else None
+        if not isinstance(found, Experiment):
+            raise ConfigError(f"{path}: expected a script that sets `experiment` to a jq.research.Experiment")
+        return dataclasses.replace(found, subjects=_those(found.subjects, only))
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+    try:
+        return _experiment(document, path.parent, only)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _those(subjects: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
+    """Those that are wanted, by default all."""
+    for name in only:
+        if name not in subjects:
+            raise ConfigError(f"no model {name!r}.{suggest(name, subjects)} There are: {', '.join(subjects)}")
+    return {k: v for k, v in subjects.items() if not only or k in only}
+
+
+def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]) -> Experiment:
+    _check(document, {"models": (list, dict), "seeds": list, "samples": int, "grid": dict, "configs": dict}, "")
+    samples, given = document.get("samples", _SAMPLES), document.get("models", list(zoo.models()))
+    models = _those(given if isinstance(given, dict) else {str(name): {} for name in given}, only)
+    subjects = {name: _subject(name, entry, samples, folder) for name, entry in models.items()}
+    configs: dict[str, QuantConfig] = {}
+    if "grid" in document:
+        options = dict(document["grid"])
+        base = options.pop("preset", "XINT8")
+        if not all(isinstance(v, list) for v in options.values()):
+            name = next(k for k, v in options.items() if not isinstance(v, list))
+            raise ConfigError(f"grid.{name} is {options[name]!r}; expected a list of values")
+        configs |= grid(base, **{k: [_value(k, v) for v in values] for k, values in options.items()})
+    for name, options in document.get("configs", {}).items():
+        if not isinstance(options, dict):
+            raise ConfigError(f"configs.{name} is {options!r}; expected a table of options")
+        changes = {k: _value(k, v) for k, v in options.items() if k != "preset"}
+        configs[name] = resolve(options.get("preset", "XINT8")).replace(**changes)
+    return Experiment(subjects=subjects, configs=configs, seeds=document.get("seeds", [0]))
+
+
+def _subject(name: str, entry: Any, samples: int, folder: Path) -> Subject:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"models.{name} is {entry!r}; expected a table")
+    _check(entry, {"path": str, "data": str, "evaluation": str, "labels": str, "label_offset": int}, f"models.{name}.")
+    if "path" not in entry:
+        if entry:
+            raise ConfigError(f"models.{name} has no path")
+        return Subject.bundled(name, samples)
+    places = {k: _place(entry[k], folder) for k in ("path", "data", "evaluation", "labels") if k in entry}
+    labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0)).values
+    return Subject(
+        model=places["path"], data=places.get("data"), evaluation=places.get("evaluation"), labels=labels
+    )  # fmt: skip
+
+
+def _place(text: str, folder: Path) -> Path:
+    found = os.path.expandvars(text)
+    if missing := re.search(r"\$\{?(\w+)", found):
+        raise ConfigError(f"{text!r}: the environment has no {missing[1]}; set it to the folder that is meant")
+    place = folder / found
+    if not place.exists():
+        raise DataError(f"{place} is not there")
+    return place
+
+
+def _value(name: str, value: Any) -> Any:
+    """An option's value; TOML has no null."""
+    return None if value == "none" else QuantConfig.read(name, value)
+
+
+def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> None:
+    """Raise a ConfigError for an entry that is not known, or of another type."""
+    for name, value in table.items():
+        if name not in known:
+            raise ConfigError(f"no entry {where}{name}.{suggest(name, known)} There are: {', '.join(known)}")
+        if not isinstance(value, known[name]) or isinstance(value, bool):
+            kinds = known[name] if isinstance(known[name], tuple) else (known[name],)
+            words = " or ".join({list: "a list", dict: "a table", str: "text", int: "a whole number"}[k] for k in kinds)
+            raise ConfigError(f"{where}{name} is {value!r}; expected {words}")
