@@ -172,7 +172,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     import jax
 
     import jq
-    from jq.finetune import AdaRound, Reconstruction, Site, _store, tune_unit, units, walk
+    from jq.finetune import AdaRound, Reconstruction, Site, store_of, tune_unit, units, walk
     from jq.finetune.gram import Form
     from jq.finetune.layers import _sums
     from jq.finetune.units import linear_of
@@ -187,7 +187,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
         scale=plan["w"].scale, qmin=plan["w"].grid.qmin, qmax=plan["w"].grid.qmax,
     )  # fmt: skip
     np.savez(f"{folder}/nearest.npz", w=np.asarray(plan["w"].fake_quant(arrays["w"])), b=arrays["b"])
-    parts, store, sites = units(graph, plan, "layer"), _store(graph, plan, x, config, None), []
+    parts, store, sites = units(graph, plan, "layer"), store_of(graph, plan, x, config, None), []
 
     def kept(site: Site) -> tuple[Site, float, float]:
         sites.append(site)

@@ -82,7 +82,7 @@ def finetune(
             os.makedirs(spill, exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=spill)))
         saved = Progress.open(checkpoint, graph, plan, params, data, config)
-        store = _store(graph, plan, data, config, folder)
+        store = store_of(graph, plan, data, config, folder)
         stages = config.finetune.split("+")
         parts = [units(graph, plan, _KINDS[stage]) for stage in stages]
         total = sum(bool(u.layers) for group in parts for u in group)
@@ -170,7 +170,7 @@ def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]
     return [group for group in alike if all(t in plan.activations for t in group)]
 
 
-def _store(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
+def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
     """All of the data, in chunks that fit the caches."""
     source = open_source(data, graph.inputs, seed=config.seed)
     feed = {k: a.shape for k, a in source.head.items()}
