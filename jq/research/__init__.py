@@ -2,5 +2,6 @@
 
 from jq.research.descent import Step
 from jq.research.exponents import Search, search_exponents
+from jq.research.integer_factors import equalize_pow2
 
-__all__ = ["Search", "Step", "search_exponents"]
+__all__ = ["Search", "Step", "equalize_pow2", "search_exponents"]
