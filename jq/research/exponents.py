@@ -16,7 +16,6 @@ import numpy as np
 
 from jq import markup
 from jq.config import QuantConfig, resolve
-from jq.data import readable_again
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph
 from jq.plan import Plan
@@ -32,10 +31,7 @@ _APART = 4  # every fourth sample is held back
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Search:
-    """What a search found; losses are means over the samples that were held back.
-
-    `str` is a table of the moves.
-    """
+    """What a search found; losses are means over the samples that were held back. As text, a line for each move."""
 
     plan: Plan
     before: float
@@ -95,7 +91,6 @@ def search_exponents(
     moves = Moves.of(graph, plan, config, weights=weights)
     if not moves.groups:
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
-    data = readable_again(data, graph.inputs, config.seed)
     kept, apart = blocks_of(graph, data, config, apart=_APART)
     segments = Segments.of(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
     match method:
@@ -104,7 +99,7 @@ def search_exponents(
         case "weighted":
             ways = at_least_cost(graph, kept, Way(plan), moves, loss, jax.random.key(config.seed))
         case "sequential":
-            ways = in_turn(graph, data, Way(plan), moves, params or {})
+            ways = in_turn(graph, kept, Way(plan), moves, params or {})
     return _confirmed(segments, apart, [Way(plan), *ways])
 
 

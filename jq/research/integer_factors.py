@@ -20,9 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
-
 from jq.config import QuantConfig, resolve
 from jq.equalize.channels import Channels, measure
 from jq.equalize.factors import limits, optimize
@@ -115,6 +112,9 @@ def by_program(costs: Sequence[np.ndarray], seconds: float = _SECONDS) -> np.nda
     Its unknowns are z[c, n], 1 if channel c has choice n; u[t, k], 1 if tensor t has step k; and the shares
     y[t, k, c, n] of both, with sum_k y = z and sum_n y = u, for which whole numbers need not be asked.
     """
+    from scipy import sparse
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     (_, channels, choices), kinds = costs[0].shape, [len(c) for c in costs]
     z = np.arange(channels * choices).reshape(channels, choices)
     u = np.split(z.size + np.arange(sum(kinds)), np.cumsum(kinds)[:-1])

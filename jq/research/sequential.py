@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jq.fake import fake_quant
 from jq.finetune import store_of
@@ -16,13 +17,14 @@ from jq.finetune.walk import Site, Tensors, added, over_chunks, values, walk
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.research.descent import Moves, Step, Way
+from jq.research.segments import Block
 
 Array = Any
 
 _NEAR = (-2, -1, 1, 2)  # exponents that are compared with the plan's own
 
 
-def in_turn(graph: Graph, data: Any, way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
+def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
     """Yield the way whose activations have, layer by layer, the exponents that bring the layer's output nearest to that
     of the float network, on what the layers before it give with the exponents that they have found.
 
@@ -49,7 +51,8 @@ def in_turn(graph: Graph, data: Any, way: Way, moves: Moves, params: Mapping[str
             way = found
         return site.replace(plan=site.unit.plan(way.plan)), before, best
 
-    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, data, moves.config, None)
+    feeds = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
+    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, feeds, moves.config, None)
     walk(graph, {**graph.params, **params}, way.plan, parts, store, tune)
     yield way
 

@@ -3,8 +3,8 @@
 To first order an error e of a tensor changes the outputs by J e, and the square of a random projection u of that is,
 on average, |J e|^2. Its gradient g = J'u gives, of errors that come independently, the sum of g^2 e^2: the error
 table of calibration with weights. One streaming pass of the float network and its gradients makes it for all
-exponents in question. What the codes cannot reach is cut off to one side, and such errors add up: (g e) summed before
-it is squared counts that, too.
+exponents in question. What the codes cannot reach is cut off to one side, and such errors add up: g e summed before it
+is squared counts that, but is noisy. The sum of both decides.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def at_least_cost(
 def weighted_errors(
     graph: Graph, plan: Plan, blocks: Sequence[Block], exponents: Mapping[str, Sequence[int]], loss: Loss, key: Array
 ) -> dict[str, np.ndarray]:
-    """Return what rounding each of some activations adds to the loss, about, at each of several exponents."""
+    """Return [2, exponents] of some activations: what rounding each adds to the loss of all feeds, about.
+
+    First of errors that come independently, then of those that there are, in one random direction of each feed.
+    """
     graph = as_planned(graph, plan)
     fn, params, names = trace(graph), pack(graph), frozenset(exponents)
     grids = {t: plan.activations[t].grid for t in names}
