@@ -153,25 +153,38 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(text: str | None, out: Path) -> argparse.ArgumentParser:
+    """Arguments that say which models, and what they see."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="MODEL.onnx:PREP[:LABELS], after the bundled ones")
     parser.add_argument("--images", type=Path, help="npz with uint8 NHWC `images`, for models")
     parser.add_argument("--eval", type=Path, help="folder of labelled JPEGs, for models")
     parser.add_argument("--only", action="store_true", help="these models without the bundled ones")
-    parser.add_argument("--methods", nargs="+", default=["coordinate"])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=out)
+    return parser
+
+
+def entries(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[tuple[str, str, int]]:
+    """Models, each with its preparation and what is added to its labels."""
     if args.models and (args.images is None or args.eval is None):
         parser.error("models need --images and --eval")
-    models = [] if args.only else [(path, "", "0") for path in fresh(bundled)]
-    models += [(*entry.split(":"), "0")[:3] for entry in args.models]
+    found = [] if args.only else [(path, "", 0) for path in fresh(bundled)]
+    for entry in args.models:
+        path, prep, offset = (*entry.split(":"), "0")[:3]
+        found.append((path, prep, int(offset)))
+    return found
+
+
+def main() -> None:
+    parser = parser_of(__doc__, RESULTS)
+    parser.add_argument("--methods", nargs="+", default=["coordinate"])
+    args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     common = {"threads": len(cores), "command": shlex.join(["python", *sys.argv])}
-    for path, prep, offset in models:
-        rows = measure(args, cores, path, prep, int(offset))
+    for path, prep, offset in entries(parser, args):
+        rows = measure(args, cores, path, prep, offset)
         with args.out.open("a") as file:
             file.writelines(json.dumps({"experiment": "joint_search", **row, **common}) + "\n" for row in rows)
 

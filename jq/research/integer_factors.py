@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
 from jq.config import QuantConfig, resolve
 from jq.equalize.channels import Channels, measure
 from jq.equalize.factors import limits, optimize

@@ -58,7 +58,7 @@ def test_a_short_block_is_filled_up_and_does_not_count():
     assert len({b.valid.size for b in kept}) == 1
 
 
-@pytest.mark.parametrize("exponent", [-125, -7, 0, 3, 120])
+@pytest.mark.parametrize("exponent", [-125, -7, 0, 3, 110])
 def test_shifts_round_as_the_plan_does(exponent, rng):
     x = np.ldexp(rng.uniform(-300, 300, 4096).astype(np.float32), exponent)
     x[:600] = np.ldexp(np.arange(-300, 300, dtype=np.float32) + 0.5, exponent)  # ties
