@@ -153,7 +153,7 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
     layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
     ends = [len(graph.nodes)]
     if kind != "network":
-        allowed = dict(_cuts(graph))
+        allowed = dict(cuts(graph))
         if kind == "layer":
             chosen = set(layers)
             ends = [i for i, n in enumerate(graph.nodes) if n in chosen and i in allowed and i] + ends
@@ -198,7 +198,7 @@ def linear_of(graph: Graph, node: Node) -> Linear | None:
     return found if found.when(node.attrs, graph.params[weight].ndim) else None
 
 
-def _cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
+def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
     """Where the graph may be cut, before the node of each index, with the tensors that go on there."""
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads()}
     steering, values = demanded(graph), graph.values
