@@ -1,6 +1,6 @@
 """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
 
-from jq import evaluate, integer, metrics, zoo
+from jq import evaluate, integer, metrics, research, zoo
 from jq.batch import chunked
 from jq.bias import correct_biases
 from jq.calibrate import calibrate
@@ -74,6 +74,7 @@ __all__ = [
     "preprocess",
     "presets",
     "quantize",
+    "research",
     "save",
     "split_quantizers",
     "to_model",

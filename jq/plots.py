@@ -145,6 +145,43 @@ def ranges(row: Row) -> str:
     return _svg(_WIDTH, _HEIGHT, "Range of each output channel", parts)
 
 
+_STYLE = (  # of pictures that stand by themselves
+    "<style>text{font:12px sans-serif;fill:#333}.rule{stroke:#ddd}.bars{fill:#4878a8}.guess{fill:#b8cce0}"
+    ".spread{stroke:#222;fill:none}.line{stroke:#c05020;fill:none;stroke-width:2}circle{fill:#4878a8}</style>"
+)
+_ROW, _NAMES = 18, 260  # height of a bar, and room for its name
+
+
+def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
+    """A bar for each name with its value, the spread around it, and whether it was measured (dark) or estimated.
+
+    >>> ranking_plot("losses", "kl", [("conv", 0.5, 0.1, True)]).startswith("<svg")
+    True
+    """
+    width, height = 860, _TOP + _ROW * len(bars) + _BOTTOM
+    low = min([0.0, *(v - e for _, v, e, _ in bars)])
+    high = max([v + e for _, v, e, _ in bars], default=0.0)
+    room = (high - low) or 1.0
+
+    def at(value: float) -> float:
+        return _NAMES + (width - _NAMES - 20) * (value - low) / room
+
+    parts = [_STYLE]
+    for tick in _nice(low, high, 5):
+        parts.append(f'<path class="rule" d="M{at(tick):.1f} {_TOP}V{height - _BOTTOM}"/>')
+        parts.append(_label(at(tick), height - 8, f"{tick:g}", "middle"))
+    for i, (name, value, spread, measured) in enumerate(bars):
+        y, ends = _TOP + _ROW * i, sorted((at(0.0), at(value)))
+        parts.append(_label(_NAMES - 8, y + 13, name if len(name) < 40 else f"...{name[-36:]}", "end"))
+        parts.append(
+            f'<rect class="{"bars" if measured else "guess"}" x="{ends[0]:.1f}" y="{y + 3}" '
+            f'width="{ends[1] - ends[0]:.1f}" height="{_ROW - 6}"><title>{text(f"{name}: {value:.4g} {unit}")}</title></rect>'
+        )
+        if spread:
+            parts.append(f'<path class="spread" d="M{at(value - spread):.1f} {y + 9}H{at(value + spread):.1f}"/>')
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
 # ---------------------------------------------------------------------------------------------
 # Parts
 # ---------------------------------------------------------------------------------------------
