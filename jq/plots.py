@@ -182,6 +182,37 @@ def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, 
     return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
+def front_plot(
+    title: str,
+    horizontal: str,
+    vertical: str,
+    front: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[str, float, float]],
+) -> str:
+    """A front of points from left to right, and points with names.
+
+    >>> front_plot("kl", "bits", "loss", [(1, 2), (2, 1)], [("chosen", 1.5, 1.4)]).count("<circle")
+    3
+    """
+    width, height, left, bottom = 640, 320, 70, 40
+    xs, ys = [p[0] for p in front] + [m[1] for m in marks], [p[1] for p in front] + [m[2] for m in marks]
+    across, up = max(xs) - min(xs) or 1.0, max([0.0, *ys]) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + (width - left - 60) * (x - min(xs)) / across, _TOP + (height - _TOP - bottom) * (1 - y / up)
+
+    parts = [_STYLE]
+    parts += [_gridline(left, width, at(min(xs), t)[1], f"{t:g}") for t in _nice(0, up, 5)]
+    parts += [_label(at(t, 0)[0], height - 22, f"{t:g}", "middle") for t in _nice(min(xs), max(xs), 6)]
+    parts.append(f'<path class="line" d="{_polyline(at(*p) for p in front)}"/>')
+    for x, y in (at(*p) for p in front):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+    for name, x, y in ((m[0], *at(*m[1:])) for m in marks):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>' + _label(x + 8, y - 6, name))
+    parts.append(_label((left + width) / 2, height - 6, horizontal, "middle") + _label(6, 14, vertical))
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
 # ---------------------------------------------------------------------------------------------
 # Parts
 # ---------------------------------------------------------------------------------------------

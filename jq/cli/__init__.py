@@ -4,7 +4,20 @@ A command is one file here. It imports what `jq` itself does not, so that `--hel
 is done, so that a failure leaves standard output empty.
 """
 
-from jq.cli import calibrate, compare, convert, demo, evaluate, infer, inspect, lint, preprocess, quantize, simulate
+from jq.cli import (
+    calibrate,
+    compare,
+    convert,
+    demo,
+    evaluate,
+    infer,
+    inspect,
+    lint,
+    preprocess,
+    quantize,
+    sensitivity,
+    simulate,
+)
 from jq.cli.application import app, main
 from jq.cli.show import printable
 
@@ -22,5 +35,6 @@ __all__ = [
     "preprocess",
     "printable",
     "quantize",
+    "sensitivity",
     "simulate",
 ]

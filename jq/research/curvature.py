@@ -144,6 +144,8 @@ def hessian_trace(
     fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
     shapes = _shapes(graph, source, tensors)
     classes = None if labels is None else jnp.asarray(np.asarray(labels, np.int32))
+    if classes is not None and source.length is not None and len(classes) != source.length:
+        raise ConfigError(f"there are {len(classes)} labels for {source.length} samples")
 
     def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
         own = read(fn(arrays, {**feed, **known}))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -79,7 +78,6 @@ def over_feeds(
             for name, value in known.items():
                 if not (batch.inputs[name] == value).all():
                     raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
-            _check_finite(batch.inputs, batch.start)
             numbers = np.minimum(np.arange(len(batch.valid)), int(batch.valid.sum()) - 1) + batch.start
             inputs = {k: jax.device_put(narrow(v), where) for k, v in batch.inputs.items() if k not in known}
             started = step(arrays, plan, inputs, jax.device_put(numbers.astype(np.int32), where)), batch.valid
@@ -96,10 +94,3 @@ def over_feeds(
 
 def _taken(made: Mapping[str, Any], valid: np.ndarray) -> dict[str, np.ndarray]:
     return {k: np.asarray(v)[valid] for k, v in made.items()}
-
-
-def _check_finite(inputs: Mapping[str, np.ndarray], start: int) -> None:
-    for name, array in inputs.items():
-        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
-            bad = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))[0])
-            raise DataError(f"input {name!r} of sample {start + bad} has NaN or Inf")
