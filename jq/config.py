@@ -274,6 +274,8 @@ def _read(name: str, value: Any) -> Any:
     """What `_plain` made of an option, undone."""
     if name in ("activation", "weight"):
         return format_named(value)
+    if name == "op_types" and value == "all":  # where there is no null
+        return None
     if name == "overrides" and isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values()):
         return {pattern: {k: _read(k, v) for k, v in options.items()} for pattern, options in value.items()}
     return tuple(_read("", v) for v in value) if isinstance(value, list) else value

@@ -144,6 +144,12 @@ class _Links:
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> _Links:
         """The links of a graph under a plan."""
+        return cls._among(graph, plan.nodes, frozenset(plan))
+
+    @classmethod
+    @functools.lru_cache(maxsize=1)  # as searches ask about many plans of one graph
+    def _among(cls, graph: Graph, nodes: frozenset[str], plan: frozenset[str]) -> _Links:
+        """The links between these tensors."""
         inner = {name: reader for name, reader in absorbed(graph).items() if name not in plan}
         gates = {n for n in graph.nodes if n.op_type == "HardSigmoid" and rule_of(graph, n) is not None}
         gated = {gate.inputs[0] for gate in gates}
@@ -172,7 +178,7 @@ class _Links:
             for node in graph.nodes
             if node.outputs and node.outputs[0] and not node.domain
         )
-        return cls(sites, shared(graph, plan.nodes, plan))
+        return cls(sites, shared(graph, nodes, plan))
 
     def group(self, tensor: str) -> str:
         """The tensor that stands for all those that have this one's position."""

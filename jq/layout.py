@@ -24,6 +24,7 @@ from jq.graph import Graph
 from jq.registry import Array, Layout, lookup
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChannelsLast:
     """An ONNX tensor (N, C, *spatial) held as (N, *spatial, C)."""

@@ -106,7 +106,7 @@ class Range(Observer):
     absolute: bool = False
 
     def init(self, rows: int, place: Place) -> State:
-        return {"low": jnp.full(rows, jnp.inf), "high": jnp.full(rows, -jnp.inf)}
+        return {"low": np.full(rows, np.inf, np.float32), "high": np.full(rows, -np.inf, np.float32)}
 
     def observe(self, x: Array, place: Place) -> State:
         x = self._by_row(jnp.abs(x) if self.absolute else x)
@@ -114,7 +114,7 @@ class Range(Observer):
         return {"low": x.min(rest, initial=jnp.inf), "high": x.max(rest, initial=-jnp.inf)}
 
     def merge(self, a: State, b: State) -> State:
-        minimum, maximum = (np.minimum, np.maximum) if _on_host(a) else (jnp.minimum, jnp.maximum)
+        minimum, maximum = (np.minimum, np.maximum) if _on_host(a, b) else (jnp.minimum, jnp.maximum)
         return {"low": minimum(a["low"], b["low"]), "high": maximum(a["high"], b["high"])}
 
 
@@ -129,8 +129,8 @@ class MovingRange(Observer):
     weight: float = 0.01
 
     def init(self, rows: int, place: Place) -> State:
-        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), jnp.zeros(rows))
-        return {"feeds": jnp.zeros(rows, jnp.int32), "decay": jnp.ones(rows)} | zeros
+        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), np.zeros(rows, np.float32))
+        return {"feeds": np.zeros(rows, np.int32), "decay": np.ones(rows, np.float32)} | zeros
 
     def observe(self, x: Array, place: Place) -> State:
         seen = Range(self.axis).observe(x, place)
@@ -140,7 +140,7 @@ class MovingRange(Observer):
         return counted | first | {k: self.weight * v for k, v in seen.items()}
 
     def merge(self, a: State, b: State) -> State:
-        where = np.where if _on_host(a) else jnp.where
+        where = np.where if _on_host(a, b) else jnp.where
         merged = {k: a[k] * b["decay"] + b[k] for k in ("low", "high")}
         merged |= {k: where(a["feeds"] > 0, a[k], b[k]) for k in ("first_low", "first_high")}
         return merged | {"feeds": a["feeds"] + b["feeds"], "decay": a["decay"] * b["decay"]}
@@ -155,7 +155,8 @@ class Moments(Observer):
     """Count, sum and sum of squares: mean, second moment and the power of the signal."""
 
     def init(self, rows: int, place: Place) -> State:
-        return {"count": jnp.zeros(rows, jnp.int32), "total": jnp.zeros(rows), "square": jnp.zeros(rows)}
+        none = np.zeros(rows, np.float32)
+        return {"count": np.zeros(rows, np.int32), "total": none, "square": none}
 
     def observe(self, x: Array, place: Place) -> State:
         x = self._by_row(x)
@@ -178,7 +179,7 @@ class Means(Observer):
         return tensor in self.only
 
     def init(self, rows: int, place: Place) -> State:
-        return {"count": jnp.zeros(rows, jnp.int32), "total": jnp.zeros(rows)}
+        return {"count": np.zeros(rows, np.int32), "total": np.zeros(rows, np.float32)}
 
     def observe(self, x: Array, place: Place) -> State:
         x = self._by_row(x)
@@ -239,7 +240,7 @@ class ErrorTable(Observer):
         return {"coarsest": coarsest, "inverse": power_of_two(-columns), "least": least, "most": most}
 
     def init(self, rows: int, place: Place) -> State:
-        return self.extent.init(rows, place) | {"sums": jnp.zeros((rows, self.candidates + self.parts + 1))}
+        return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), np.float32)}
 
     def observe(self, x: Array, place: Place) -> State:
         """Accumulate elementwise over pieces of the tensor, and reduce last.
@@ -342,7 +343,7 @@ class HistogramObserver(Observer):
         return ((edges[:, 0] <= low) | self.absolute) & (high <= edges[:, -1]) | (low > high)
 
     def init(self, rows: int, place: Place) -> State:
-        return self.extent.init(rows, place) | {"counts": jnp.zeros((rows, self.bins * self.growth), jnp.int32)}
+        return self.extent.init(rows, place) | {"counts": np.zeros((rows, self.bins * self.growth), np.int32)}
 
     def observe(self, x: Array, place: Place) -> State:
         rows = self._by_row(jnp.abs(x) if self.absolute else x)
@@ -405,5 +406,5 @@ def wide(state: State) -> State:
     }
 
 
-def _on_host(state: State) -> bool:
-    return all(isinstance(leaf, np.ndarray) for leaf in state.values())
+def _on_host(*states: State) -> bool:
+    return all(isinstance(leaf, np.ndarray) for state in states for leaf in state.values())

@@ -32,6 +32,7 @@ from jq.passes.opset import check_opset
 from jq.plan import Plan
 from jq.planning import check_weights, plan_and_moves
 from jq.prepare import prepare
+from jq.progress import log
 from jq.report import Report, report_of
 from jq.stats import Stats
 from jq.version import __version__
@@ -91,8 +92,10 @@ def quantize(
         params, plan = finetune(graph, plan, found.data, config, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
+    log.info("planned: %s, %d moved for the NPU", plan, len(moves))
     metadata = _metadata(model, original, config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
+    log.info("exported as %s", format)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{_name(model, original)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))
@@ -114,10 +117,12 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
     """Return a float graph prepared, equalized and calibrated, with its plan."""
     refuse_quantized(original)
     graph = prepare(original, config)
+    log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
     data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
     if config.cle:
         graph = equalize(graph, config, data)
+        log.info("equalized")
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
     return Calibrated(graph, stats, *plan_and_moves(graph, stats, config), data)
 
@@ -127,6 +132,7 @@ def corrected(found: Calibrated, config: QuantConfig) -> Calibrated:
     if found.stats is None or not config.corrects_bias:
         return found
     graph = correct_biases(found.graph, found.plan, found.stats)
+    log.info("biases corrected")
     return Calibrated(graph, found.stats, *plan_and_moves(graph, found.stats, config), found.data)
 
 

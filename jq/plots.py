@@ -19,7 +19,7 @@ Place = Callable[[float], float]
 _WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
 _COLUMNS = 128  # of ranges, at most: channels share them
-_TICKS = 48  # of a grid's codes, at most
+_LINES = 48  # of a grid, at most
 
 
 def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
@@ -100,15 +100,15 @@ def histogram(row: Row) -> str:
 
 
 def _codes(row: Row, place: Place) -> str:
-    """Ticks at what the codes stand for, or at every so many of them."""
+    """The grid over the histogram: lines at what the codes stand for, or at every so many of them."""
     if row.bounds is None or row.scale is None:
         return ""
     low, high = row.bounds
-    codes = round((high - low) / row.scale)
-    every = 2 ** max(0, math.ceil(math.log2(max(1, codes) / _TICKS)))
-    marks = "".join(f"M{place(low + i * row.scale):.1f} {_HEIGHT - _BOTTOM}v5" for i in range(0, codes + 1, every))
+    codes, floor = round((high - low) / row.scale), _HEIGHT - _BOTTOM + 5
+    every = 2 ** max(0, math.ceil(math.log2(max(1, codes) / _LINES)))
+    marks = "".join(f"M{place(low + i * row.scale):.1f} {_TOP}V{floor}" for i in range(0, codes + 1, every))
     step = f"2^{row.exponent}" if row.exponent is not None else f"{row.scale:.4g}"
-    caption = f"step {step}, a tick for " + ("each code" if every == 1 else f"every {every} codes")
+    caption = f"step {step}, a line for " + ("each code" if every == 1 else f"every {every} codes")
     return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 8, caption, "end")
 
 
@@ -145,6 +145,12 @@ def ranges(row: Row) -> str:
     return _svg(_WIDTH, _HEIGHT, "Range of each output channel", parts)
 
 
+_STYLE = (  # of pictures that stand by themselves
+    "<style>text{font:12px sans-serif;fill:#333}.rule{stroke:#ddd}.bars{fill:#4878a8}.guess{fill:#b8cce0}"
+    ".spread{stroke:#222;fill:none}.mean,.line{stroke:#c05020;fill:none;stroke-width:2}circle{fill:#4878a8;opacity:.7}</style>"
+)
+
+
 def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
     """A row for each series, with a dot for each of its numbers and a line at their mean; it carries its own style.
 
@@ -164,8 +170,7 @@ def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
     def at(value: float) -> float:
         return left + (width - left - right) * (value - low) / (high - low)
 
-    style = "text{font:12px sans-serif;fill:#444}.rule{stroke:#ccc}.mean{stroke:#b33;stroke-width:2}circle{fill:#247;opacity:.6}"
-    parts, floor = [f"<style>{style}</style>"], height - 40
+    parts, floor = [_STYLE], height - 40
     for tick in _nice(low, high, 6):
         parts.append(f'<path class="rule" d="M{at(tick):.1f} {top}V{floor}"/>')
         parts.append(_label(at(tick), floor + 16, f"{tick:g}", "middle"))
@@ -178,6 +183,70 @@ def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
     parts.append(_label((left + width - right) / 2, height - 6, name, "middle"))
     picture = _svg(width, height, name, parts)
     return picture.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" ', 1)
+
+
+_ROW, _NAMES = 18, 260  # height of a bar, and room for its name
+
+
+def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
+    """A bar for each name with its value, the spread around it, and whether it was measured (dark) or estimated.
+
+    >>> ranking_plot("losses", "kl", [("conv", 0.5, 0.1, True)]).startswith("<svg")
+    True
+    """
+    width, height = 860, _TOP + _ROW * len(bars) + _BOTTOM
+    low = min([0.0, *(v - e for _, v, e, _ in bars)])
+    high = max([v + e for _, v, e, _ in bars], default=0.0)
+    room = (high - low) or 1.0
+
+    def at(value: float) -> float:
+        return _NAMES + (width - _NAMES - 20) * (value - low) / room
+
+    parts = [_STYLE]
+    for tick in _nice(low, high, 5):
+        parts.append(f'<path class="rule" d="M{at(tick):.1f} {_TOP}V{height - _BOTTOM}"/>')
+        parts.append(_label(at(tick), height - 8, f"{tick:g}", "middle"))
+    for i, (name, value, spread, measured) in enumerate(bars):
+        y, ends = _TOP + _ROW * i, sorted((at(0.0), at(value)))
+        parts.append(_label(_NAMES - 8, y + 13, name if len(name) < 40 else f"...{name[-36:]}", "end"))
+        parts.append(
+            f'<rect class="{"bars" if measured else "guess"}" x="{ends[0]:.1f}" y="{y + 3}" '
+            f'width="{ends[1] - ends[0]:.1f}" height="{_ROW - 6}"><title>{text(f"{name}: {value:.4g} {unit}")}</title></rect>'
+        )
+        if spread:
+            parts.append(f'<path class="spread" d="M{at(value - spread):.1f} {y + 9}H{at(value + spread):.1f}"/>')
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def front_plot(
+    title: str,
+    horizontal: str,
+    vertical: str,
+    front: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[str, float, float]],
+) -> str:
+    """A front of points from left to right, and points with names.
+
+    >>> front_plot("kl", "bits", "loss", [(1, 2), (2, 1)], [("chosen", 1.5, 1.4)]).count("<circle")
+    3
+    """
+    width, height, left, bottom = 640, 320, 70, 40
+    xs, ys = [p[0] for p in front] + [m[1] for m in marks], [p[1] for p in front] + [m[2] for m in marks]
+    across, up = max(xs) - min(xs) or 1.0, max([0.0, *ys]) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + (width - left - 60) * (x - min(xs)) / across, _TOP + (height - _TOP - bottom) * (1 - y / up)
+
+    parts = [_STYLE]
+    parts += [_gridline(left, width, at(min(xs), t)[1], f"{t:g}") for t in _nice(0, up, 5)]
+    parts += [_label(at(t, 0)[0], height - 22, f"{t:g}", "middle") for t in _nice(min(xs), max(xs), 6)]
+    parts.append(f'<path class="line" d="{_polyline(at(*p) for p in front)}"/>')
+    for x, y in (at(*p) for p in front):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+    for name, x, y in ((m[0], *at(*m[1:])) for m in marks):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>' + _label(x + 8, y - 6, name))
+    parts.append(_label((left + width) / 2, height - 6, horizontal, "middle") + _label(6, 14, vertical))
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +139,83 @@ def test_version(capfd: pytest.CaptureFixture[str]) -> None:
     assert (code, out) == (0, f"jq-quant {jq.__version__}\n")
 
 
+COMMANDS = tuple(command.callback.__name__ for command in jq.cli.app.registered_commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_and_json(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, name, "--help")
+    assert code == 0 and f"Example: jq-quant {name} " in " ".join(out.split())
+    assert "--json" in out and "--quiet" in out and "--verbose" in out
+
+
+def test_exit_codes_are_documented(capfd: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capfd, "--help")
+    assert "Exit codes: 0, done; 1, done, and something" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("argv", [("-q", "inspect", MODEL), ("inspect", MODEL, "--quiet")])
+def test_quiet(argv: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, *argv) == (0, "", "")
+    assert json.loads(run(capfd, *argv, "--json")[1])["total_macs"]
+    assert run(capfd, "inspect", MODEL)[1], "the next command is as loud as ever"
+
+
+def test_quiet_is_of_warnings_and_not_of_errors(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    warnings.simplefilter("always")  # twice in one process
+    random = ("infer", MODEL, "-o", str(tmp_path / "out"))  # without data
+    assert run(capfd, *random, "-q") == (0, "", "")
+    assert "warning: no data given" in run(capfd, "infer", MODEL, "-o", str(tmp_path / "other"))[2]
+    code, out, err = run(capfd, "inspect", "nope.onnx", "-q")
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [("-v", "quantize"), ("quantize", "--verbose")])
+def test_verbose_steps_are_on_stderr(
+    argv: tuple[str, ...], capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str
+) -> None:
+    code, out, err = run(capfd, *argv, MODEL, "--data", calibration, "-o", str(tmp_path / "q.onnx"), "--json")
+    assert code == 0 and json.loads(out)
+    for step in ("prepared: 38 of 53 nodes", "calibrate: 16 in", "planned: Plan(26 activations"):
+        assert step in err
+
+
+def test_verbose_errors_have_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", "nope.onnx", "-v")
+    assert (code, out) == (2, "") and err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("error: cannot read the model nope.onnx")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("qu",), ["quantize"]),
+        (("quantize", "--cross"), []),  # the tutorials' options are not advertised
+        (("quantize", "--time"), ["--time-budget"]),
+        (("calibrate", "m.onnx", "--config", "XINT8_ADA"), ["XINT8_ADAROUND", "XINT8_ADAQUANT"]),
+        (("simulate", "m.onnx", "--target", "aie2"), ["aie2_x1", "aie2_even"]),
+        (("quantize", "mod"), []),  # so that bash completes files
+    ],
+)
+def test_shells_complete(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], expected: list[str]
+) -> None:
+    line = {"COMP_WORDS": " ".join(("jq-quant", *words)), "COMP_CWORD": str(len(words))}
+    for name, value in (line | {"_JQ_QUANT_COMPLETE": "complete_bash"}).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(capfd)
+    assert (code, out.split(), err) == (0, expected, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_of_completion(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shell: str) -> None:
+    monkeypatch.setenv("_JQ_QUANT_COMPLETE", f"source_{shell}")
+    code, out, _ = run(capfd)
+    assert code == 0 and "jq-quant" in out and f"complete_{shell}" in out
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0  # noqa: S607
+
+
 def test_help_imports_no_more_than_the_package() -> None:
     script = (
         "import sys, jq; from jq.cli import main\n"
@@ -173,6 +252,10 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         assert np.isclose(float(rows[row].strip("%")), 92.0, atol=4)
     assert "100.00%" in out and "Next:" in out  # the simulation and onnxruntime give the same classes
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"fashion_resnet_xint8.onnx", "fashion_resnet_xint8.html"}
+    code, out, err = run(capfd, "demo", "-o", str(tmp_path / "out"), "--json")
+    figures = json.loads(out)["models"]["fashion_resnet"]
+    assert (code, err) == (0, "") and figures["same_class"] == 1.0
+    assert f"{figures['xint8_top1']:.2%}" == rows["XINT8 top-1"]
 
 
 @pytest.fixture
@@ -202,10 +285,12 @@ def test_quantize_as_tutorials_spell_it(capfd: pytest.CaptureFixture[str], tmp_p
     assert run(capfd, "quantize", MODEL, "--data", calibration, "-o", str(ours))[0] == 0
     assert run(capfd, "quantize", *tutorial)[0] == 0
     assert ours.read_bytes() == theirs.read_bytes()
-    recovery = ("--cross_layer_equalization", "--fast_finetune", "--set", "cle=false", "--show-config")
+    recovery = ("--cross_layer_equalization", "--fast_finetune", "--set", "cle=false", "--show-config", "--json")
     _, out, _ = run(capfd, "quantize", *tutorial, *recovery)
     assert [json.loads(out)[name] for name in ("cle", "finetune")] == [True, "adaround"]
-    _, out, _ = run(capfd, "quantize", *tutorial, "--config", "XINT8_ADAQUANT", "--fast_finetune", "--show-config")
+    _, out, _ = run(
+        capfd, "quantize", *tutorial, "--config", "XINT8_ADAQUANT", "--fast_finetune", "--show-config", "--json"
+    )
     assert json.loads(out)["finetune"] == "adaquant"
     for models in ((), (MODEL, "--model_input", MODEL)):
         code, out, err = run(capfd, "quantize", *models)
@@ -237,13 +322,60 @@ def test_calibrate_takes_a_config_from_a_file(
     assert (config["method"], config["batch"]) == ("nonoverflow", 4)
 
 
-def test_a_config_goes_through_a_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = run(capfd, "quantize", MODEL, "--config", "A8W8", "--set", "method=percentile", "--show-config")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("preset", ["A8W8", "VINT8", "XINT8_ADAROUND"])
+def test_a_config_goes_through_a_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, preset: str, form: tuple[str, ...]
+) -> None:
+    changes = (
+        "--set",
+        "percentile=99.5",
+        "--set",
+        'overrides={"a \\"b\\" [0]": {"weight": "int4"}, "Gemm": {"symmetric": true}}',
+    )
+    code, out, _ = run(capfd, "quantize", MODEL, "--config", preset, *changes, "--show-config", *form)
     assert code == 0
-    path = tmp_path / "mine.json"
+    path = tmp_path / ("mine.json" if form else "mine.toml")
     path.write_text(out)
-    code, again, _ = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config")
-    assert (code, again) == (0, out) and json.loads(out)["method"] == "percentile"
+    code, again, _ = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config", *form)
+    assert (code, again) == (0, out)
+    found = (json.loads if form else tomllib.loads)(out)
+    assert found["percentile"] == 99.5 and found["overrides"]['a "b" [0]'] == {"weight": "int4"}
+
+
+def test_a_toml_config_quantizes(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    config, ours, theirs = (str(tmp_path / name) for name in ("mine.toml", "ours.onnx", "theirs.onnx"))
+    Path(config).write_text('preset = "A8W8"\nmethod = "percentile"\npercentile = 99.9\n')
+    assert run(capfd, "quantize", MODEL, "--data", calibration, "--config", config, "-o", ours)[0] == 0
+    same = ("--config", "A8W8", "--set", "method=percentile", "--set", "percentile=99.9")
+    assert run(capfd, "quantize", MODEL, "--data", calibration, *same, "-o", theirs)[0] == 0
+    assert Path(ours).read_bytes() == Path(theirs).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "method = ", "is no TOML"),
+        ("a.toml", "methd = 'minmse'", "no option 'methd'. Did you mean 'method'?"),
+        ("a.toml", "preset = 'XINT9'", "no preset 'XINT9'"),
+        ("a.toml", "preset = ['XINT8']", "no preset"),
+        ("a.toml", "batch = 'eight'", "batch is 'eight'"),
+        ("a.json", "[1]", "no option '1'"),
+        ("a.json", "method = 'minmix'", "method is 'minmix'"),
+        ("a.toml", '{"method": "minmix"}', "method is 'minmix'"),
+        ("a.toml", "\0", "is no TOML"),
+        ("a.json", "{", "is no JSON"),
+        ("a.toml", None, "cannot read"),
+    ],
+)
+def test_config_files_that_cannot_be(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    code, out, err = run(capfd, "lint", MODEL, "--config", str(path))
+    assert (code, out) == (2, "") and message in err and str(path) in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_histogram_and_its_grid_share_an_axis():
     assert bounds == pytest.approx([bars[0][0] + 6 * unit, bars[0][0] + 133.5 * unit], abs=0.2)
     assert bars[1][1] / bars[0][1] == pytest.approx(np.log(101) / np.log(6), rel=0.01)
     assert picture.count('class="beyond"') == 1  # below the least code, and nothing above the largest
-    assert "step 2^-1, a tick for every 8 codes" in picture
+    assert "step 2^-1, a line for every 8 codes" in picture
 
 
 def test_pictures_of_odd_tensors():

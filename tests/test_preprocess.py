@@ -230,6 +230,15 @@ def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return int(caught.value.code or 0), out, err
 
 
+def test_onnxruntimes_spelling_of_options(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--skip_optimization", "--skip-symbolic-shape", "--external_data_size_threshold", "64", "--quiet")
+    with pytest.raises(SystemExit) as ended:
+        main(["preprocess", str(MODEL), "-o", str(tmp_path / "out.onnx"), *words])
+    assert ended.value.code in (0, None) and capfd.readouterr() == ("", "")
+    expected = jq.preprocess(MODEL, skip_optimization=True, skip_symbolic_shape=True)
+    assert onnx.load(tmp_path / "out.onnx").graph == expected.graph
+
+
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "model.onnx"
     source.write_bytes(Path(MODEL).read_bytes())

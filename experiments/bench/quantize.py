@@ -1,7 +1,7 @@
 """Quantization from file to file: seconds, memory and accuracy, beside AMD Quark's on the same images.
 
     python experiments/bench/quantize.py MODEL.onnx:PREP[:LABELS] ... --images NPZ [--count 100]
-        [--eval FOLDER] [--config XINT8] [--quark PYTHON]
+        [--eval FOLDER] [--config XINT8] [--quark PYTHON] [--onnxruntime]
 
 NPZ holds uint8 NHWC `images` for calibration; PREP is as in bench/calibrate.py. FOLDER holds JPEGs of which the
 centre 224 x 224 pixels are read, the label being the number before the underscore; LABELS is added to it for
@@ -9,8 +9,10 @@ networks that have a class before the first. Prints, and appends as one JSON lin
 
 * wall and CPU seconds and peak memory of `jq.quantize` from a file to a file, in a process of its own, with an
   empty compilation cache (cold) and with the one that this left (warm); imports do not count. With `--quark`
-  the same of Quark's XINT8 with its defaults, so with cross-layer equalization.
-* top-1 of the float model and of both quantized ones by onnxruntime, agreement with the float model and the
+  the same of Quark's XINT8 with its defaults, so with cross-layer equalization; with `--onnxruntime`, of its
+  `quant_pre_process` and `quantize_static`: MinMax, uint8 activations, int8 weights per tensor and per channel. These
+  have float scales, which the NPU's XINT8 does not take.
+* top-1 of the float model and of all quantized ones by onnxruntime, agreement with the float model and the
   signal-to-noise ratio of the logits; and how many codes of the quantized tensors differ between onnxruntime
   without optimizations and `jq.fake_quant`, on eight of the images.
 
@@ -33,6 +35,7 @@ import numpy as np
 from calibrate import PREPARE, QUARK_SCRIPT, fresh, quark_whole, setup, versions, write_data
 
 SIDE, BATCH, COMPARED = 224, 20, 8
+PEERS = {"ort": False, "ort_per_channel": True}
 
 
 def quantize(cores: Sequence[int], path: str, data: str, config: str, output: str, cache: str) -> dict[str, float]:
@@ -41,12 +44,38 @@ def quantize(cores: Sequence[int], path: str, data: str, config: str, output: st
 
     x, start = np.load(data), np.array([time.perf_counter(), sum(os.times()[:4])])
     jq.quantize(path, x, config, output=output)
+    return used(start)
+
+
+def used(start: np.ndarray) -> dict[str, float]:
+    """Wall and CPU seconds since then, and this process's peak memory."""
     wall, cpu = np.array([time.perf_counter(), sum(os.times()[:4])]) - start
     return {
         "wall": float(wall),
         "cpu": float(cpu),
         "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def by_onnxruntime(cores: Sequence[int], path: str, data: str, output: str, per_channel: bool) -> dict[str, float]:
+    os.sched_setaffinity(0, cores)
+    import onnxruntime as ort
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):
+        def __init__(self, name: str) -> None:
+            self.feeds = ({name: image[None]} for image in np.load(data))
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.feeds, None)
+
+    name = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).get_inputs()[0].name
+    start = np.array([time.perf_counter(), sum(os.times()[:4])])
+    quant_pre_process(path, f"{output}.prepared")
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    quantize_static(f"{output}.prepared", output, Reader(name), per_channel=per_channel, **types)
+    return used(start)
 
 
 def evaluation(folder: Path, prep: str) -> tuple[np.ndarray, np.ndarray]:
@@ -124,9 +153,12 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
             script = QUARK_SCRIPT.replace("config.include_cle = False\n", "")
             row["quark"] = quark_whole(args.quark, len(cores), path, data, name, folder, script)["whole"]
             quantized["quark"] = f"{folder}/quantized.onnx"
-        for kind in ("cold", "warm", "quark"):
+        for kind, per_channel in PEERS.items() if args.onnxruntime else ():
+            quantized[kind] = f"{folder}/{kind}.onnx"
+            row[kind] = fresh(by_onnxruntime, cores, path, data, quantized[kind], per_channel)
+        for kind in ("cold", "warm", "quark", *PEERS):
             if kind in row:
-                print(f"  {kind:6}" + "".join(f" {k} {v:8.2f}" for k, v in row[kind].items()), flush=True)
+                print(f"  {kind:15}" + "".join(f" {k} {v:8.2f}" for k, v in row[kind].items()), flush=True)
         if args.quark:
             row["quark_over_jq_cold"] = {k: round(row["quark"][k] / row["cold"][k], 2) for k in ("wall", "cpu")}
             print(f"  Quark over jq, cold: {row['quark_over_jq_cold']}", flush=True)
@@ -147,6 +179,7 @@ def main() -> None:
     parser.add_argument("--config", default="XINT8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quark", help="a Python that has amd-quark")
+    parser.add_argument("--onnxruntime", action="store_true", help="its own quantizer too")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "quantize.jsonl")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]

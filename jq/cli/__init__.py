@@ -16,6 +16,7 @@ from jq.cli import (
     lint,
     preprocess,
     quantize,
+    sensitivity,
     simulate,
 )
 from jq.cli.application import app, main
@@ -36,5 +37,6 @@ __all__ = [
     "preprocess",
     "printable",
     "quantize",
+    "sensitivity",
     "simulate",
 ]

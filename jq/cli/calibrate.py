@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import Config, Data, FloatModel, config_of, use_all_cores
 from jq.cli.show import show, table
 
 
-@app.command()
+@command()
 def calibrate(
     model: FloatModel,
     data: Data = None,
@@ -25,7 +25,12 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the range and the scale of every tensor of a model on calibration data."""
+    """Show the range and the scale of every tensor of a model on calibration data.
+
+    Example: jq-quant calibrate model.onnx --data calib/ -o stats.safetensors
+
+    Example: jq-quant calibrate model.onnx --data calib.npz --config A8W8 --method percentile --json
+    """
     use_all_cores()
     options = config_of(config).replace(**({"method": method} if method else {}))
     graph = jq.prepare(jq.load(model))

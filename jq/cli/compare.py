@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import Data, FloatModel, Report, check_report, use_all_cores, write_report
 from jq.cli.show import show
 
 
-@app.command()
+@command()
 def compare(
     model: FloatModel,
     quantized: Annotated[

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import shapes_of
 from jq.cli.show import show
 from jq.errors import ConfigError
 
 
-@app.command()
+@command()
 def convert(
     model: Annotated[Path, typer.Argument(help="An ONNX file, float or quantized.", show_default=False)],
     output: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -11,27 +12,39 @@ import numpy as np
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import use_all_cores
 from jq.cli.show import show, table
 
 _DEMO_BATCH, _DEMO_IMAGES = 250, 256
+_MEASURES = {
+    "float_top1": ("float top-1", "{:.2%}".format),
+    "xint8_top1": ("XINT8 top-1", "{:.2%}".format),
+    "simulated_top1": ("XINT8 top-1, simulated by jq", "{:.2%}".format),
+    "same_class": ("same class, simulated and onnxruntime", "{:.2%}".format),
+    "float_bytes": ("float model", "{:,} bytes".format),
+    "xint8_bytes": ("XINT8 model", "{:,} bytes".format),
+    "seconds": ("quantized in", "{:.1f} s".format),
+}
 
 
-@app.command()
+@command()
 def demo(
     folder: Annotated[Path, typer.Option("--output", "-o", help="Where the models and reports go.")] = Path("jq-demo"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Quantize the bundled models for the NPU, and compare them with their float originals."""
-    from rich.console import Console
-    from rich.progress import track
+    """Quantize the bundled models for the NPU, and compare them with their float originals.
 
+    Example: jq-quant demo -o jq-demo/
+    """
     use_all_cores()
-    names, console = jq.zoo.models(), Console(stderr=True)
-    progress = track(names, "quantizing", console=console, transient=True) if console.is_terminal else names
-    columns = [_demo(name, folder) for name in progress]
-    rows = [(measure, *(c[measure] for c in columns)) for measure in columns[0]]
+    names = jq.zoo.models()
+    columns = [_demo(name, folder) for name in names]
+    rows = [(words, *(shown(c[measure]) for c in columns)) for measure, (words, shown) in _MEASURES.items()]
     model = folder / f"{names[-1]}_xint8.onnx"
+    if as_json:
+        print(json.dumps({"folder": str(folder), "models": dict(zip(names, columns, strict=True))}, indent=2))
+        return
     show(
         table(("", *names), rows, "XINT8 on the bundled Fashion-MNIST images"),
         *(f"written: {folder / f'{name}_xint8'}.onnx, .html" for name in names),
@@ -43,7 +56,7 @@ def demo(
     )
 
 
-def _demo(name: str, folder: Path) -> dict[str, str]:
+def _demo(name: str, folder: Path) -> dict[str, float]:
     """One model quantized: its accuracy by onnxruntime, and by jq's fake-quant."""
     import jax
     import numpy as np
@@ -56,8 +69,8 @@ def _demo(name: str, folder: Path) -> dict[str, str]:
     seconds = time.perf_counter() - start
     result.report.to_html(output.with_suffix(".html"))
 
-    def accuracy(guess: np.ndarray) -> str:
-        return f"{np.mean(guess == labels):.2%}"
+    def accuracy(guess: np.ndarray) -> float:
+        return float(np.mean(guess == labels))
 
     def by_onnxruntime(file: str | os.PathLike[str]) -> np.ndarray:
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -69,11 +82,11 @@ def _demo(name: str, folder: Path) -> dict[str, str]:
     simulated = np.asarray(forward(jq.pack(result.graph), {"input": images})["logits"]).argmax(-1)
     quantized = by_onnxruntime(output)
     return {
-        "float top-1": accuracy(by_onnxruntime(path)),
-        "XINT8 top-1": accuracy(quantized),
-        "XINT8 top-1, simulated by jq": accuracy(simulated),
-        "same class, simulated and onnxruntime": f"{np.mean(simulated == quantized):.2%}",
-        "float model": f"{path.stat().st_size:,} bytes",
-        "XINT8 model": f"{output.stat().st_size:,} bytes",
-        "quantized in": f"{seconds:.1f} s",
+        "float_top1": accuracy(by_onnxruntime(path)),
+        "xint8_top1": accuracy(quantized),
+        "simulated_top1": accuracy(simulated),
+        "same_class": float(np.mean(simulated == quantized)),
+        "float_bytes": path.stat().st_size,
+        "xint8_bytes": output.stat().st_size,
+        "seconds": seconds,
     }

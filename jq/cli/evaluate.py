@@ -10,13 +10,13 @@ import typer
 
 import jq
 from jq import files
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import Reading
 from jq.cli.show import show, table
 from jq.errors import ConfigError
 
 
-@app.command()
+@command()
 def evaluate(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="BASELINE QUANTIZED", help="Two folders of results.")

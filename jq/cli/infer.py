@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import AnyModel, Data, Limit, Reading
 from jq.cli.show import show
 
 
-@app.command()
+@command()
 def infer(
     model: AnyModel,
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the outputs.", show_default=False)],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import shapes_of
 from jq.cli.show import show, table
 from jq.errors import UnsupportedOp
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jq.inspect import Inspection
 
 
-@app.command()
+@command()
 def inspect(
     model: Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -34,6 +34,10 @@ def inspect(
 
     MACs (multiply-accumulates) hang on shapes, so on those of the inputs. Operators that jq has no rule for are listed,
     and are an error after that.
+
+    Example: jq-quant inspect model.onnx --shape input=8,3,224,224
+
+    Example: jq-quant inspect model_xint8.onnx --json
     """
     found = jq.inspect(jq.load(model), shapes_of(shape or ()))
     if as_json:

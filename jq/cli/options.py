@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +14,37 @@ import typer
 import jq
 from jq import files
 from jq.config import resolve
+from jq.config_file import SUFFIXES, read_config
 from jq.errors import ConfigError
+
+
+def beginning(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell completes a word to, of the known ones."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known() if word.startswith(incomplete)]
+
+    return complete
+
 
 FloatModel = Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)]
 AnyModel = Annotated[Path, typer.Argument(help="An ONNX file, float or quantized.", show_default=False)]
 Data = Annotated[
     Path | None, typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data.")
 ]
-Config = Annotated[str, typer.Option(help="A preset, or a .json file as `quantize --show-config` prints it.")]
+Config = Annotated[
+    str,
+    typer.Option(
+        help="A preset, or a .toml or .json file such as `quantize --show-config` prints.",
+        autocompletion=beginning(lambda: jq.presets),
+    ),
+]
 Reading = Annotated[
     str,
-    typer.Option(help="What runs the model: onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even)."),
+    typer.Option(
+        help="What runs the model: onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even).",
+        autocompletion=beginning(lambda: ("onnxruntime", "jq", *jq.integer.TARGETS)),
+    ),
 ]
 Limit = Annotated[int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")]
 
@@ -66,18 +86,8 @@ def seconds(text: str) -> float:
 
 
 def config_of(name: str) -> jq.QuantConfig:
-    """A preset, or what a JSON file describes."""
-    if not name.endswith(".json"):
-        return resolve(name)
-    try:
-        found = json.loads(Path(name).read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
-    return jq.QuantConfig.from_dict(found)
+    """A preset, or what a TOML or JSON file describes."""
+    return read_config(name) if name.endswith(SUFFIXES) else resolve(name)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import FloatModel
 from jq.cli.show import show
 
 
-@app.command()
+@command()
 def preprocess(
     input_model_path: FloatModel,
     output_model_path: Annotated[

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 import jq
-from jq.cli.application import app
+from jq.cli.application import command, dashed
 from jq.cli.options import (
     Config,
     Data,
     Report,
+    beginning,
     check_report,
     config_of,
     seconds,
@@ -22,13 +23,14 @@ from jq.cli.options import (
     write_report,
 )
 from jq.cli.show import show
+from jq.config_file import SUFFIXES, as_toml
 from jq.errors import ConfigError
 
 # Options that AMD's tutorials spell in another way.
-_TUTORIAL = {"model_output": "output", "calibration_dataset_path": "data"}
+_TUTORIAL = {"model-output": "output", "calibration-dataset-path": "data"}
 
 
-@app.command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(word, word)})
+@command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(dashed(word), dashed(word))})
 def quantize(
     model: Annotated[Path | None, typer.Argument(help="A float ONNX file.", show_default=False)] = None,
     data: Data = None,
@@ -40,7 +42,13 @@ def quantize(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change an option of the config; may be repeated."),
     ] = None,
-    format: Annotated[str, typer.Option(help="qdq, qoperator, vitis_qdq or fix_neuron.")] = "qdq",
+    format: Annotated[
+        str,
+        typer.Option(
+            help="qdq, qoperator, vitis_qdq or fix_neuron.",
+            autocompletion=beginning(lambda: ("qdq", "qoperator", "vitis_qdq", "fix_neuron")),
+        ),
+    ] = "qdq",
     opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
     report: Report = None,
     time_budget: Annotated[
@@ -53,7 +61,9 @@ def quantize(
         Path | None, typer.Option(help="A folder where finetuning keeps activations, instead of in memory.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
-    show_config: Annotated[bool, typer.Option(help="Print the config as JSON and end.")] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the config as TOML, or with --json as JSON, and end.")
+    ] = False,
     model_input: Annotated[Path | None, typer.Option("--model_input", hidden=True)] = None,
     equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,
     finetuned: Annotated[bool, typer.Option("--fast_finetune", hidden=True)] = False,
@@ -61,6 +71,8 @@ def quantize(
     """Quantize a model on calibration data: what the NPU runs, and what each tensor lost.
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
+
+    Example: jq-quant quantize --config A8W8 --show-config > mine.toml; jq-quant quantize model.onnx --config mine.toml
 
     The options of AMD's tutorials are taken too: --model_input, --model_output, --calibration_dataset_path,
     --cross_layer_equalization and --fast_finetune, which is AdaRound.
@@ -72,14 +84,14 @@ def quantize(
         cle=options.cle or equalized, finetune=options.finetune or ("adaround" if finetuned else None)
     )
     if show_config:
-        print(json.dumps(options.to_dict(), indent=2))
+        print(json.dumps(options.to_dict(), indent=2) if as_json else as_toml(options), end="\n" if as_json else "")
         return
     given = [m for m in (model, model_input) if m is not None]
     if len(given) != 1:
         raise ConfigError(f"{len(given)} models; expected one float ONNX file, as an argument or with --model_input")
     (model,) = given
     check_report(report)
-    stem = Path(config).stem if config.endswith(".json") else config
+    stem = Path(config).stem if config.endswith(SUFFIXES) else config
     output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
     keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]

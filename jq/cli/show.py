@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from jq.progress import log
 
 
 def printable(text: str) -> str:
@@ -16,7 +19,9 @@ def printable(text: str) -> str:
 
 
 def show(*parts: Any) -> None:
-    """Print lines and tables on standard output."""
+    """Print lines and tables on standard output, unless --quiet is asked for."""
+    if not log.isEnabledFor(logging.WARNING):
+        return
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)

@@ -10,16 +10,19 @@ import typer
 
 import jq
 from jq import files
-from jq.cli.application import app
-from jq.cli.options import Data, Limit
+from jq.cli.application import command
+from jq.cli.options import Data, Limit, beginning
 from jq.cli.show import show, table
 
 
-@app.command()
+@command()
 def simulate(
     model: Annotated[Path, typer.Argument(help="A quantized ONNX file, of any tool.", show_default=False)],
     data: Data = None,
-    target: Annotated[str, typer.Option(help="ort, dpu, aie2_x1 or aie2_even.")] = "aie2_x1",
+    target: Annotated[
+        str,
+        typer.Option(help="ort, dpu, aie2_x1 or aie2_even.", autocompletion=beginning(lambda: jq.integer.TARGETS)),
+    ] = "aie2_x1",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything to this .json file.")] = None,
     dump: Annotated[
         Path | None, typer.Option(help="Write every tensor's integers to this new folder, with a manifest.")

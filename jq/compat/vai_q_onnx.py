@@ -17,6 +17,7 @@ from jq.compat.quark.quantization.api import ModelQuantizer
 from jq.compat.quark.quantization.config.config import Config
 from jq.compat.quark.quantization.config.legacy import QuantizationConfig
 from jq.compat.quark.quantization.quant_utils import QuantFormat, QuantType, VitisQuantFormat, VitisQuantType
+from jq.errors import ConfigError
 
 __all__ = [
     "CalibrationDataReader",
@@ -38,6 +39,8 @@ def quantize_static(
     calibrate_method: Enum = PowerOfTwoMethod.MinMSE,
     input_nodes: Sequence[str] | None = None,
     output_nodes: Sequence[str] | None = None,
+    extra_options: Mapping[str, Any] | None = None,
+    *,
     op_types_to_quantize: Sequence[str] | None = None,
     random_data_reader_input_shape: Any = None,
     per_channel: bool = False,
@@ -59,7 +62,6 @@ def quantize_static(
     enable_ipu_transformer: bool = False,
     debug_mode: bool = False,
     print_summary: bool = True,
-    extra_options: Mapping[str, Any] | None = None,
 ) -> ModelProto:
     """Return a quantized model, and write it to `model_output`; without a reader, it is calibrated on random data.
 
@@ -71,6 +73,8 @@ def quantize_static(
     >>> {node.op_type for node in model.graph.node if node.domain}
     {'FixNeuron'}
     """
+    if extra_options is not None and not isinstance(extra_options, Mapping):
+        raise ConfigError(f"extra_options is a {type(extra_options).__name__}; expected options by name")
     options = dict(extra_options or {})
     if random_data_reader_input_shape:
         options["RandomDataReaderInputShape"] = random_data_reader_input_shape

@@ -65,7 +65,7 @@ def measure(graph: Graph, groups: Groups, data: Any, config: QuantConfig) -> dic
     for batch in batches(source, config.batch):
         inputs = {k: v for k, v in batch.inputs.items() if k not in known}
         seen = jax.tree.map(lambda v: np.asarray(v, np.float64), step(params, inputs, batch.valid))
-        total = seen if total is None else {k: _merged(total[k], v) for k, v in seen.items()}
+        total = seen if total is None else {k: _merged(total[k], v, np.maximum) for k, v in seen.items()}
         count += int(batch.valid.sum())
     assert total is not None  # `open_source` raises where there are no data
     return {wanted[name][1]: _finished(sums, count) for name, sums in total.items()}
@@ -123,8 +123,8 @@ def _sums(bound: float | None, x: jax.Array, last: bool) -> dict[str, jax.Array]
     }
 
 
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: jnp.maximum(a[k], b[k]) if k == "reach" else a[k] + b[k] for k in a}
+def _merged(a: Mapping[str, Any], b: Mapping[str, Any], maximum: Callable[..., Any] = jnp.maximum) -> dict[str, Any]:
+    return {k: maximum(a[k], b[k]) if k == "reach" else a[k] + b[k] for k in a}
 
 
 def _finished(sums: Mapping[str, np.ndarray], count: int) -> Channels:

@@ -53,7 +53,8 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     site = site.replace(params=site.params | {weight: linear.weights(np.asarray(rounded), w.shape, node.attrs)})
     if bias is not None and site.given[bias].size == shift.size:
         site = site.replace(
-            params=site.params | {bias: np.asarray(site.given[bias]) + np.reshape(shift, site.given[bias].shape)}
+            params=site.params
+            | {bias: np.asarray(site.given[bias]) + np.asarray(shift).reshape(site.given[bias].shape)}
         )
         if site.unit.watched is not None:
             some = slice(_enough(site, node))

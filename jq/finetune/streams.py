@@ -89,15 +89,21 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
     return (array.astype(np.float32) * np.float32(factor)).astype(array.dtype)
 
 
-def regrouped(chunks: Sequence[Kept], size: int) -> Iterator[Kept]:
-    """The same feeds in chunks of another size, of which one divides the other; the last may come several times."""
-    old = len(chunks[0].array)
-    for start in range(0, old * len(chunks), size):
-        whole = joined(chunks[start // old : -(-(start + size) // old)])
-        part = np.asarray(whole.array)[start % old :][:size]
-        missing = size - len(part)
-        array = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
-        yield dataclasses.replace(whole, array=jnp.asarray(array))
+def regrouped(chunks: list[Kept], size: int) -> Iterator[Kept]:
+    """The same feeds in chunks of another size, of which one divides the other; the last may come several times.
+
+    The list is emptied on the way, so that a tensor, the largest thing in memory, is never there twice.
+    """
+    together = max(1, size // len(chunks[0].array))
+    while chunks:
+        whole = joined(chunks[:together])
+        del chunks[:together]
+        array = np.asarray(whole.array)
+        for start in range(0, len(array), size):
+            part = array[start : start + size]
+            missing = size - len(part)
+            filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+            yield dataclasses.replace(whole, array=jnp.asarray(filled))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

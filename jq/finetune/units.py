@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -97,7 +98,7 @@ _compilers: contextvars.ContextVar[Executor | None] = contextvars.ContextVar("co
 @contextlib.contextmanager
 def rehearsing() -> Iterator[None]:
     """In this thread programs are compiled for their arguments, by others, and not run: they return zeros."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes a hundred megabytes: no more than help
         token = _compilers.set(pool)
         try:
             yield
@@ -152,7 +153,7 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
     layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
     ends = [len(graph.nodes)]
     if kind != "network":
-        allowed = dict(_cuts(graph))
+        allowed = dict(cuts(graph))
         if kind == "layer":
             chosen = set(layers)
             ends = [i for i, n in enumerate(graph.nodes) if n in chosen and i in allowed and i] + ends
@@ -197,7 +198,7 @@ def linear_of(graph: Graph, node: Node) -> Linear | None:
     return found if found.when(node.attrs, graph.params[weight].ndim) else None
 
 
-def _cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
+def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
     """Where the graph may be cut, before the node of each index, with the tensors that go on there."""
     last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads()}
     steering, values = demanded(graph), graph.values

@@ -95,6 +95,7 @@ def walk(
     `skip` holds what an earlier run changed. `limit` is how many chunks are used, all by default.
     """
     params, goes_on = dict(params), True
+    _release()  # what came before, calibration say, has left as much as the largest unit needs
     inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
     floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
     codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
@@ -104,10 +105,9 @@ def walk(
     for i, unit in enumerate(parts):
         start, names = time.perf_counter(), unit.names
         if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
-            floats, codes = (
-                {t: store.keep(itertools.islice(regrouped(chunks, size), limit)) for t, chunks in stream.items()}
-                for stream in (floats, codes)
-            )
+            for stream in (floats, codes):
+                for t in stream:
+                    stream[t] = store.keep(itertools.islice(regrouped(stream[t], size), limit))
             valid = store.valid_of(size)[:limit]
         read = functools.partial(_read, unit.inputs, names, range(len(valid)))
         given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
@@ -127,31 +127,31 @@ def walk(
             feeds=sum(map(len, store.valid)),
         )
         step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
-        targets, found = zip(*over_chunks(step, site.floats, valid), strict=True)
-        site = site.replace(targets=list(targets), means=list(found))
+        made = list(over_chunks(step, site.floats, valid))
+        site = site.replace(targets=[target for target, _ in made], means=[found for _, found in made])
         if skip is not None and i in skip:
             arrays, scales = skip[i]
             site = site.replace(params=site.params | unit.inside(arrays)).replace(
                 plan=site.plan.replace(unit.inside(scales))
             )
         elif goes_on and unit.layers:
-            before = site
+            standing, planned = site.params, site.plan.activations
             site, old, new = tune(site)
-            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not before.params[k]}
-            moved = {k: q for k, q in site.plan.activations.items() if q is not before.plan.activations[k]}
+            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not standing[k]}
+            moved = {k: q for k, q in site.plan.activations.items() if q is not planned[k]}
             record = Record(unit.label, old, new, time.perf_counter() - start)
             goes_on = done(i, unit.outside(changed), unit.outside(moved), record)
         params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
         plan = plan.replace(unit.outside(dict(site.plan.activations)))
         site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
         step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
-        made = list(over_chunks(step, site.codes))
+        coded = list(over_chunks(step, site.codes))
         for t in unit.outputs:
             floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
-            codes[t] = store.keep([chunk[names[t]] for chunk in made])
+            codes[t] = store.keep([chunk[names[t]] for chunk in coded])
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
-        del site, made
+        del site, made, coded  # with all that flowed through the unit
         _release()
     return params, plan
 

@@ -1,7 +1,31 @@
-"""Research on quantization: many runs as one piece of work."""
+"""What one asks of quantization rather than what one ships: searches and ablations over plans, which are data."""
 
 from jq.research.ablate import ablate, work_of
+from jq.research.curvature import fisher, hessian_trace
+from jq.research.descent import Step
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
+from jq.research.exponents import Search, search_exponents
+from jq.research.integer_factors import equalize_pow2
+from jq.research.mixed import Mixed, mixed_precision
+from jq.research.sensitivity import Sensitivity, sensitivity
 from jq.research.tables import Results
 
-__all__ = ["Experiment", "Results", "Subject", "ablate", "grid", "read_experiment", "work_of"]
+__all__ = [
+    "Experiment",
+    "Mixed",
+    "Results",
+    "Search",
+    "Sensitivity",
+    "Step",
+    "Subject",
+    "ablate",
+    "equalize_pow2",
+    "fisher",
+    "grid",
+    "hessian_trace",
+    "mixed_precision",
+    "read_experiment",
+    "search_exponents",
+    "sensitivity",
+    "work_of",
+]

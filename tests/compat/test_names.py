@@ -5,15 +5,26 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 from enum import Enum
 from typing import Any
 
 import pytest
 
+import jq
 from jq.compat import quark
-from jq.compat.quark import QConfig, QTensorConfig, QuantizationConfig, get_default_config, get_default_config_mapping
+from jq.compat.quark import (
+    QConfig,
+    QLayerConfig,
+    QTensorConfig,
+    QuantizationConfig,
+    get_default_config,
+    get_default_config_mapping,
+)
 from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS
 from jq.compat.quark.quantization.config import custom_config
+from jq.compat.quark.translate import translate
+from jq.errors import ConfigError
 
 PATHS = {
     "": ("ModelQuantizer", "QConfig", "QuantType", "QuantFormat", "PowerOfTwoMethod", "CalibrationMethod"),
@@ -43,6 +54,13 @@ def test_where_names_are_imported_from(path: str) -> None:
         assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="NOTHING_CONFIG"):
         _ = custom_config.NOTHING_CONFIG
+
+
+def test_names_that_are_not_there_say_what_to_take() -> None:
+    with pytest.raises(ConfigError, match="UINT8_DYNAMIC_QUANT"):
+        exec("from jq.compat.quark import quantize_dynamic", {})  # noqa: S102
+    with pytest.raises(ImportError, match="Nothing"):
+        exec("from jq.compat.quark import Nothing", {})  # noqa: S102
 
 
 def test_defaults() -> None:
@@ -92,3 +110,50 @@ def test_quark_itself() -> None:
     unknown = known - EXTRA_OPTIONS.keys() - AS_FIELDS.keys() - {f.name for f in dataclasses.fields(QConfig)}
     assert not unknown
     assert issubclass(quark.XInt8Spec, QTensorConfig)
+
+
+NEWER = (
+    "XINT8_ADAROUND_QCONFIG", "VINT8_QCONFIG", "A16W8_ADAQUANT_QCONFIG", "BF16_QCONFIG", "BFP16_QCONFIG", "A8W8_QCONFIG"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_configs_go_through_json(name: str, graph: jq.Graph) -> None:
+    config = getattr(quark, name)
+    text = json.dumps(config.to_dict())
+    again = QConfig.from_dict(json.loads(text))
+    assert json.dumps(again.to_dict()) == text
+    assert translate(again, graph) == translate(config, graph)
+
+
+def test_layers_and_choices_go_through_json(graph: jq.Graph) -> None:
+    convolutions = [n.label for n in graph.nodes if n.op_type == "Conv"]
+    wide = QLayerConfig(input_tensors=quark.Int16Spec(), weight=quark.Int16Spec())
+    config = QConfig(
+        QLayerConfig(quark.Int8Spec(), weight=quark.Int8Spec()),
+        specific_layer_config={wide: convolutions[1:3]},
+        layer_type_config={None: ["Gemm"]},
+        exclude=[convolutions[4], ([convolutions[5]], [convolutions[6]])],
+        algo_config=[quark.CLEConfig(), quark.AdaRoundConfig(num_iterations=500)],
+        extra_options={"WeightCalibrateMethod": quark.ExtendedCalibrationMethod.MinMSE},
+    )
+    again = QConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert translate(again, graph) == translate(config, graph)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"global_config": {"weight": {"data_type": "Int9"}}}, "Did you mean 'Int8'"),
+        ({"global_config": {"wight": {}}}, "no field 'wight'|no data_type"),
+        ({"global_config": {"weight": {"data_type": "Int8"}}}, "symmetric"),
+        ({"algo_config": [{"name": "adarond"}]}, "Did you mean 'adaround'"),
+        ({"algo_config": [{"name": "cle", "steps": 1}]}, "no field 'steps'"),
+        ({"extra_options": {"WeightCalibrateMethod": "CalibrationMethod.MinMix"}}, "Did you mean 'MinMax'"),
+    ],
+)
+def test_dicts_of_no_config(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        QConfig.from_dict(quark.XINT8_QCONFIG.to_dict() | change)
+    with pytest.raises(ConfigError, match="global_config"):
+        QConfig.from_dict({})

@@ -49,6 +49,8 @@ from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIE
 from jq.compat.quark.translate import Translation, translate
 from jq.config import CONSTRAINTS, QuantConfig
 from jq.errors import ConfigError
+from jq.finetune.adaquant import AdaQuant
+from jq.finetune.adaround import AdaRound
 
 REFUSED = [name for name in get_default_config_mapping() if "_MIXED_" in name or name == "MATMUL_NBITS"]
 
@@ -238,7 +240,7 @@ def test_fused_activations(graph: jq.Graph) -> None:
 
 def test_run_options(graph: jq.Graph) -> None:
     found = of(graph, extra_options={"ConvertOpsetVersion": 19, "CalibDataSize": 7, "UseRandomData": True})
-    assert (found.opset, found.samples, found.random) == (19, 7, True)
+    assert (found.opset, found.inputs.samples, found.inputs.random) == (19, 7, True)
     with pytest.raises(ConfigError, match="CalibDataSize=0"):
         extra(graph, CalibDataSize=0)
 
@@ -327,10 +329,11 @@ def test_finetuning_counts_relative_to_the_vendors_defaults(graph: jq.Graph) -> 
     found = tuned(
         {**DEFAULT_ADAROUND_PARAMS, "NumIterations": 5000, "LearningRate": 0.2, "BatchSize": 4, "FixedSeed": 7}
     )
-    assert (found.finetune_steps, found.finetune_rate, found.finetune_batch, found.seed) == (400, 0.2, 4, 7)
+    assert found.finetune_steps == 5 * AdaRound().steps  # of the vendor's 1000
+    assert (found.finetune_rate, found.finetune_batch, found.seed) == (0.2, 4, 7)
     found = tuned({**DEFAULT_ADAQUANT_PARAMS, "LearningRate": 1e-4, "NumIterations": 500})
-    assert found.finetune_steps == 75
-    assert found.finetune_rate == pytest.approx(0.1)
+    assert found.finetune_steps == round(AdaQuant().steps / 2)
+    assert found.finetune_rate == pytest.approx(10 * AdaQuant().learning_rate)
     with pytest.raises(ConfigError, match="Did you mean 'adaround'"):
         tuned({"OptimAlgorithm": "adarond"})
     with pytest.raises(ConfigError, match="NumIterations=0"):
@@ -356,7 +359,7 @@ def test_newer_configs(graph: jq.Graph) -> None:
     found = newer(graph, XInt8Spec(), algo_config=[CLEConfig(), BiasCorrectionConfig(), AdaRoundConfig()]).config
     assert found == xint8.replace(cle=True, finetune="adaround")
     tuned = newer(graph, XInt8Spec(), algo_config=[AdaQuantConfig(num_iterations=6000, batch_size=4)]).config
-    assert tuned == xint8.replace(finetune="adaquant", finetune_steps=300, finetune_batch=4)
+    assert tuned == xint8.replace(finetune="adaquant", finetune_steps=2 * AdaQuant().steps, finetune_batch=4)
     found = newer(graph, Int8Spec()).config
     assert (found.method, found.percentile, found.symmetric, found.op_types) == (
         "percentile", 99.999, True, jq.presets["S8S8_AAWS"].op_types
@@ -428,3 +431,48 @@ def test_layers(graph: jq.Graph) -> None:
         newer(graph, same, specific_layer_config={QLayerConfig(input_tensors=Int16Spec()): [normalization]})
     with pytest.raises(ConfigError, match="a bias is int32"):
         newer(graph, same, specific_layer_config={QLayerConfig(weight=same, bias=Int16Spec()): [convolutions[1]]})
+
+
+def test_random_data_have_the_shapes_and_bounds_that_are_asked_for(graph: jq.Graph) -> None:
+    options = {"RandomDataReaderInputShape": {"input": [3, 1, 28, 28]}, "CalibDataSize": 2}
+    inputs = of(graph, extra_options=options).inputs
+    with pytest.warns(UserWarning, match="random samples"):
+        feeds = inputs.feeds(None, seed=0)
+    assert [feed["input"].shape for feed in feeds] == [(3, 1, 28, 28)] * 2
+    inputs = of(graph, extra_options={"RandomDataReaderInputDataRange": {"input": [2, 3]}}).inputs
+    with pytest.warns(UserWarning, match="random samples"):
+        (first, *_) = inputs.feeds(None, seed=0)
+    assert 2 <= first["input"].min() < 2.1 < 2.9 < first["input"].max() <= 3
+    for name, wrong in (("RandomDataReaderInputShape", {"imput": [1, 1, 28, 28]}), ("RandomDataReaderInputShape", "x"),
+                        ("RandomDataReaderInputDataRange", {"input": [3, 2]}),
+                        ("RandomDataReaderInputDataRange", {"imput": [2, 3]})):  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            of(graph, extra_options={name: wrong})
+
+
+def test_shapes_are_fixed_by_name_or_in_the_vendors_words(graph: jq.Graph) -> None:
+    for shapes in ({"input": [2, 1, 28, 28]}, "input:[2,1,28,28];logits:[2, 10]"):
+        found = of(graph, extra_options={"FixShapes": shapes}).graph
+        assert found is not None
+        assert [str(v) for v in (*found.inputs, *found.outputs)] == [
+            "input: float32[2,1,28,28]",
+            "logits: float32[2,10]",
+        ]
+    for wrong in ("input:[2,1,28,28];logits:[3,10]", "imput:[1]", {"input": [2, 1]}, {"input": [0, 1, 28, 28]}, 3):
+        with pytest.raises(ConfigError, match="FixShapes"):
+            of(graph, extra_options={"FixShapes": wrong})
+
+
+def test_layouts_and_types_of_inputs(graph: jq.Graph) -> None:
+    found = of(graph, convert_nchw_to_nhwc=True)
+    assert found.graph is not None and [str(v) for v in found.graph.inputs] == ["input: float32[N,28,28,1]"]
+    image = np.arange(784, dtype=np.float32).reshape(1, 1, 28, 28)
+    (feed,) = found.inputs.feeds([{"input": image}], seed=0)
+    assert np.array_equal(feed["input"], image.transpose(0, 2, 3, 1))
+    half = jq.load(jq.convert(graph, to="fp16", form="native", keep_io=False))
+    found = of(half, convert_fp16_to_fp32=True)
+    assert found.graph is not None and {a.dtype for a in found.graph.arrays.values()} <= {
+        np.dtype("f4"),
+        np.dtype("i8"),
+    }
+    assert of(graph).graph is None

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader
 
 import jq
 from jq.compat import quark
@@ -56,6 +57,43 @@ def test_xint8_in_five_lines(tmp_path: Path) -> None:
 def test_it_is_what_jq_makes_of_the_same_preset(by_name: Any) -> None:
     expected = jq.quantize(MODEL, IMAGES, "XINT8").model
     assert by_name("XINT8").graph == expected.graph
+
+
+class Rewinding(CalibrationDataReader):
+    """An enumeration that is made in get_next, as most guides have it."""
+
+    def __init__(self, batch: int = 1) -> None:
+        self.enumerated, self.batch = None, batch
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        if self.enumerated is None:
+            parts = np.split(IMAGES, len(IMAGES) // self.batch)
+            self.enumerated = iter([{"input": part} for part in parts])
+        return next(self.enumerated, None)
+
+    def rewind(self) -> None:
+        self.enumerated = None
+
+    def __len__(self) -> int:
+        return len(IMAGES) // self.batch
+
+
+class Stopping:
+    """No subclass, and an iterator that ends by itself."""
+
+    def __init__(self) -> None:
+        self.images = iter(IMAGES)
+
+    def get_next(self) -> dict[str, np.ndarray]:
+        return {"input": next(self.images)[None]}
+
+
+@pytest.mark.parametrize("reader", [Rewinding, Stopping, lambda: Rewinding(batch=4)])
+def test_readers_of_all_kinds_give_the_same(reader: Any, by_name: Any) -> None:
+    config = get_default_config("XINT8")
+    config.print_summary = False
+    model = quark.ModelQuantizer(Config(config)).quantize_model(Path(MODEL), None, reader())
+    assert model.graph == by_name("XINT8").graph
 
 
 @pytest.mark.parametrize("name", ["XINT8_ADAROUND_CONFIG", "XINT8_ADAQUANT"])

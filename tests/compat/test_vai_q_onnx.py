@@ -11,10 +11,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+import jq
 from jq.compat import vai_q_onnx
 from jq.compat.vai_q_onnx import CalibrationMethod, PowerOfTwoMethod, QuantFormat, QuantType, VitisQuantFormat
-from jq.errors import ConfigError
-from tests.compat.conftest import MODEL, ListReader, agreement
+from jq.errors import ConfigError, DataError
+from tests.compat.conftest import IMAGES, MODEL, ListReader, agreement, logits
 
 
 def quantized(**arguments: Any) -> onnx.ModelProto:
@@ -90,22 +91,54 @@ def test_the_npu_has_constraints() -> None:
 
 
 def test_what_cannot_be_had() -> None:
-    for name in ("convert_nchw_to_nhwc", "convert_fp16_to_fp32", "reduce_range", "include_sq"):
+    for name in ("reduce_range", "include_sq"):
         with pytest.raises(ConfigError, match=f"{name}=True"):
             quantized(**{name: True})
     with pytest.raises(ConfigError, match="RandomDataReaderInputShape"):
-        quantized(random_data_reader_input_shape=[1, 1, 28, 28])
+        quantized(random_data_reader_input_shape={"imput": [1, 1, 28, 28]})
+    with pytest.raises(ConfigError, match="extra_options is a list"):
+        vai_q_onnx.quantize_static(str(MODEL), None, None, QuantFormat.QDQ, PowerOfTwoMethod.MinMSE, [], [], ["Conv"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a FixNeuron holds"):
         quantized(calibrate_method=CalibrationMethod.MinMax)
     with pytest.raises(ConfigError, match="Did you mean 'Percentile'"):
         quantized(extra_options={"Percntile": 99.0})
 
 
+def test_channels_last_is_of_the_model_and_not_of_the_data() -> None:
+    plain, model = (quantized(quant_format=QuantFormat.QDQ, convert_nchw_to_nhwc=last) for last in (False, True))
+    assert [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim][1:] == [28, 28, 1]
+    assert np.array_equal(logits(model, IMAGES.transpose(0, 2, 3, 1)), logits(plain))
+
+
+def test_float16_models() -> None:
+    half = jq.convert(MODEL, to="fp16", form="native", keep_io=False)
+    given = {"quant_format": QuantFormat.QDQ, "print_summary": False, "convert_fp16_to_fp32": True}
+    model = vai_q_onnx.quantize_static(half, None, ListReader(), **given)
+    assert agreement(model) > 0.95
+    with pytest.raises(DataError, match="expected input: float32"):  # data are of the converted model, as in Quark
+        vai_q_onnx.quantize_static(half, None, ListReader(IMAGES.astype(np.float16)), **given)
+
+
+def test_random_data_of_a_shape() -> None:
+    with pytest.warns(UserWarning, match="random samples"):
+        model = quantized(
+            calibration_data_reader=None,
+            quant_format=QuantFormat.QDQ,
+            random_data_reader_input_shape=[2, 1, 28, 28],
+            extra_options={"CalibDataSize": 2},
+        )
+    assert any(n.op_type == "QuantizeLinear" for n in model.graph.node)
+
+
 def test_the_first_arguments_are_the_vendors() -> None:
     parameters = inspect.signature(vai_q_onnx.quantize_static).parameters
-    assert list(parameters)[:7] == [
+    assert list(parameters)[:8] == [
         "model_input", "model_output", "calibration_data_reader", "quant_format", "calibrate_method", "input_nodes",
-        "output_nodes",
+        "output_nodes", "extra_options",
     ]  # fmt: skip
+    positional = vai_q_onnx.quantize_static(
+        str(MODEL), None, ListReader(), QuantFormat.QDQ, PowerOfTwoMethod.MinMSE, [], [], {"BiasCorrection": False}
+    )
+    assert positional.graph == quantized(quant_format=QuantFormat.QDQ, extra_options={"BiasCorrection": False}).graph
     assert parameters["quant_format"].default is VitisQuantFormat.FixNeuron
     assert parameters["calibrate_method"].default is PowerOfTwoMethod.MinMSE

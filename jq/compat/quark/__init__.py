@@ -98,6 +98,7 @@ from jq.compat.quark.quantization.quant_utils import (
     VitisQuantFormat,
     VitisQuantType,
 )
+from jq.errors import ConfigError
 
 __all__ = [
     "BFP16",
@@ -169,8 +170,26 @@ __all__ = [
 ]
 
 
+# Names of Quark's that jq has not.
+_ABSENT = {
+    "quantize_static": "take ModelQuantizer, or quantize_static of jq.compat.vai_q_onnx",
+    "quantize_dynamic": "take get_default_config('UINT8_DYNAMIC_QUANT')",
+    "get_library_path": "models that jq writes for onnxruntime need no library of operators",
+    "dump_model": "`jq-quant simulate --dump` writes the integers of every tensor",
+    "RandomDataReader": "give no reader, and data are random",
+    "PathDataReader": "give calibration_data_path",
+    "CachedDataReader": "jq reads a reader once, and keeps what it needs again",
+    **dict.fromkeys(
+        ("AutoSearch", "AutoSearchPro", "SearchSpace", "generate_all_configs", "get_auto_search_config"),
+        "jq does not choose configs by itself: quantize with each, and compare the reports",
+    ),
+}
+
+
 def __getattr__(name: str) -> Any:
     """A named config, such as XINT8_QCONFIG, which is made when it is asked for."""
     if name.endswith("_CONFIG") or name.endswith("_QCONFIG"):
         return getattr(custom_config, name)
+    if name in _ABSENT:
+        raise ConfigError(f"jq.compat.quark has no {name}: {_ABSENT[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod
+from jq.compat.quark.inputs import check_names, ranges_of, shapes_of
 from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
 from jq.config import CONSTRAINTS, QuantConfig
 from jq.errors import ConfigError, suggest
@@ -38,6 +39,8 @@ class Draft:
     opset: int | None = None
     samples: int | None = None
     random: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of random data
+    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
     spill: str | os.PathLike[str] | None = None
     usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Quark's own parameters of fine-tuning
 
@@ -289,6 +292,18 @@ def _random(draft: Draft, name: str, value: Any) -> None:
     draft.random = _flag(name, value)
 
 
+def _random_shapes(draft: Draft, name: str, value: Any) -> None:
+    if value:
+        draft.shapes = shapes_of(name, value, draft.graph.inputs)
+        check_names(name, draft.shapes, draft.graph.inputs)
+
+
+def _random_ranges(draft: Draft, name: str, value: Any) -> None:
+    if value:
+        draft.ranges = ranges_of(name, value)
+        check_names(name, draft.ranges, draft.graph.inputs)
+
+
 def _preference(draft: Draft, name: str, value: Any) -> None:
     known = ("accuracy", "speed", "resource_efficiency")
     if value is not None and value not in known:
@@ -331,7 +346,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "Int16Scale": _refused("scales are floats or powers of two"),
     "UseUnsignedReLU": _refused("the format of activations is one for all operators"),
     "QDQOpTypePerChannelSupportToAxis": _refused("the axis of channels is the op table's"),
-    "QuantizeFP16": _refused("models of float32 are quantized; convert the model"),
+    "QuantizeFP16": _refused("models of float32 are quantized; take convert_fp16_to_fp32"),
     "UseFP32Scale": _only(None, True, why="scales are float32"),
     "ActivationScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "WeightScaled": _refused("bfloat16 and float16 have no scale in jq"),
@@ -360,12 +375,12 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "WeightCalibrateMethod": Option("sets weight_method, of float scales", _method_of_weights),
     "CalibDataSize": Option("takes so many samples of the data", _samples),
     "UseRandomData": Option("calibrates on random data", _random),
-    "RandomDataReaderInputShape": _refused("random data have the shapes that the model declares; give data"),
-    "RandomDataReaderInputDataRange": _refused("random data are standard normal; give data"),
+    "RandomDataReaderInputShape": Option("gives random data shapes, where the model leaves dims free", _random_shapes),
+    "RandomDataReaderInputDataRange": Option("makes random data uniform, within these bounds", _random_ranges),
     "CalibPassthroughOpTypes": _refused("every tensor that is quantized is calibrated"),
     "SaveAndRestore": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
     "TensorsRangeFile": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
-    "SaveTensorHistFig": _refused("jq draws no histograms; jq.Stats holds them"),
+    "SaveTensorHistFig": _refused("the report of jq.compare draws the histogram of every tensor"),
     "CalibOptimizeMem": _hint("memory does not grow with the data"),
     "CalibWorkerNum": _hint("all cores compute"),
     "TmpDir": _hint("calibration keeps nothing in files"),
@@ -391,8 +406,8 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ConvertClipToRelu": _noted(False, "a Clip stays one; the codes that it cuts at are the same"),
     "ReplaceClip6Relu": _noted(False, "equalization goes through ReLU6 without replacing it"),
     "ConvertOpsetVersion": Option("is the opset of the result", _opset),
-    "FixShapes": _refused("shapes are the model's; fix them before"),
-    "ShapeShifterYaml": _refused("shapes are the model's; fix them before"),
+    "FixShapes": _read_by("_converted", "fixes shapes of inputs"),
+    "ShapeShifterYaml": _refused("a list of shapes is not read from a file; take FixShapes"),
     "PreprocessYAML": _refused("a list of passes is not read"),
     "FillAllValueInfo": _hint(_ALIKE),
     # Quantizers
@@ -482,8 +497,8 @@ FIELDS: Mapping[str, Option] = {
     "execution_providers": _hint("JAX computes, on the device that it finds"),
     "reduce_range": _refused("codes have all bits; XINT8's scales leave room by themselves"),
     "use_external_data_format": _noted(False, _LARGE),
-    "convert_fp16_to_fp32": _refused("give a model of float32"),
-    "convert_nchw_to_nhwc": _refused("inputs keep their layout; jq lays tensors out anew where that is quicker"),
+    "convert_fp16_to_fp32": _read_by("_converted", "makes float16 tensors float32"),
+    "convert_nchw_to_nhwc": _read_by("_converted", "the result takes images in channels-last order, the data do not"),
     "include_sq": _refused("jq has no SmoothQuant; its equalization is include_cle"),
     "include_rotation": _refused("jq has no rotations"),
     "include_auto_mp": _refused(_MIXED),

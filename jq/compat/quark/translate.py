@@ -11,6 +11,7 @@ from typing import Any
 
 from jq import formats
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
+from jq.compat.quark.inputs import Inputs, converted
 from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS, Draft, apply, literal, names
 from jq.compat.quark.quantization.config import algorithm
 from jq.compat.quark.quantization.config.config import Config, QConfig
@@ -43,10 +44,10 @@ class Translation:
     """What Quark's config means: a config of jq's, and what else `jq.quantize` takes."""
 
     config: QuantConfig
+    inputs: Inputs
+    graph: Graph | None = None  # what is quantized, where that is not the model itself
     format: Any = "qdq"
     opset: int | None = None
-    samples: int | None = None  # of the data; None for all
-    random: bool = False  # whether to calibrate on random data, whatever data there are
     spill: str | os.PathLike[str] | None = None
     summary: bool = True  # whether to print what came of it
     notes: tuple[str, ...] = ()  # what is done otherwise than an option says
@@ -71,6 +72,9 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
     settings = dataclasses.replace(settings, **{AS_FIELDS[k]: extra.pop(k) for k in [*extra] if k in AS_FIELDS})
     extra.setdefault("MatMulConstBOnly", settings.enable_npu_transformer)
     _check_switches(settings)
+    fed, taken = _converted(settings, extra, graph)
+    moved = () if taken is fed else tuple(v.name for v in fed.inputs if v.shape is not None and len(v.shape) == 4)
+    graph, given = taken, graph
     draft = _family(settings, extra, graph)
     apply(FIELDS, {name: getattr(settings, name) for name in FIELDS}, draft, "QuantizationConfig")
     _choose_nodes(settings, draft)
@@ -85,10 +89,10 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
         _layers(config, draft)
     return Translation(
         draft.base.replace(**draft.changes),
+        Inputs(fed.inputs, moved, draft.samples, draft.random, draft.shapes, draft.ranges),
+        None if graph is given else graph,
         _FILES[settings.quant_format],
         draft.opset,
-        draft.samples,
-        draft.random,
         draft.spill,
         settings.print_summary,
         tuple(draft.notes),
@@ -101,6 +105,21 @@ def _options(name: str, given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} is a {type(given).__name__}; expected options by name")
     return dict(given)
+
+
+def _converted(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph) -> tuple[Graph, Graph]:
+    try:
+        return converted(
+            graph,
+            float32=settings.convert_fp16_to_fp32,
+            shapes=extra.get("FixShapes"),
+            channels_last=settings.convert_nchw_to_nhwc,
+        )
+    except ConfigError as error:
+        asked = [n for n in ("convert_fp16_to_fp32", "convert_nchw_to_nhwc") if getattr(settings, n)]
+        raise ConfigError(
+            f"{', '.join([*asked, *(['FixShapes'] if extra.get('FixShapes') else [])])}: {error}"
+        ) from error
 
 
 def _check_switches(settings: QuantizationConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from typing import Any
 
 from onnx import ModelProto
 
+from jq import files
 from jq.compat.quark.quantization.config.algorithm import AlgoConfig
 from jq.compat.quark.quantization.config.config import Config, QConfig
 from jq.compat.quark.translate import translate
-from jq.data import open_source, readable_again
 from jq.errors import ConfigError
 from jq.onnx_read import load
 from jq.pipeline import quantize
@@ -57,14 +56,11 @@ class ModelQuantizer:
         for note in found.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         data = calibration_data_reader if calibration_data_path is None else calibration_data_path
-        data = None if found.random else data
-        if found.config.calibrates and found.samples is not None:
-            source = open_source(data, graph.inputs, seed=found.config.seed)
-            data = list(itertools.islice(source.feeds(), found.samples))
-        elif found.config.calibrates and data is not None:
-            data = readable_again(data, graph.inputs)  # readers of Quark's guides can be read once
+        files.check_writable(model_output, model_input)
+        if found.config.calibrates or found.config.cle or found.config.finetune:
+            data = found.inputs.feeds(data, found.config.seed)
         result = quantize(
-            model_input,
+            model_input if found.graph is None else found.graph,
             data,
             found.config,
             output=model_output,

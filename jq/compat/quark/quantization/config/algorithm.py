@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from jq.compat.quark.quantization.config.fields import Fields
+from jq.compat.quark.quantization.config.fields import Fields, plain
+from jq.errors import ConfigError, suggest
 
 
 @dataclasses.dataclass
 class AlgoConfig(Fields):
     """An algorithm; the subclasses have its parameters."""
+
+    name: ClassVar[str] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name and what is not as it is by default.
+
+        >>> from_dict(CLEConfig(cle_steps=2).to_dict()) == CLEConfig(cle_steps=2)
+        True
+        """
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
+        return {"name": self.name} | {name: plain(v) for name, v in self._values() if v != usual[name]}
 
 
 @dataclasses.dataclass
@@ -20,6 +33,8 @@ class CLEConfig(AlgoConfig):
     >>> CLEConfig(cle_steps=2).cle_weight_threshold
     0.5
     """
+
+    name: ClassVar[str] = "cle"
 
     cle_balance_method: str = "max"
     cle_steps: int = 1
@@ -32,6 +47,8 @@ class CLEConfig(AlgoConfig):
 @dataclasses.dataclass
 class BiasCorrectionConfig(AlgoConfig):
     """Biases take up what rounding shifts the outputs by."""
+
+    name: ClassVar[str] = "bias_correction"
 
 
 @dataclasses.dataclass
@@ -86,6 +103,8 @@ class AdaRoundConfig(FinetuneConfig):
     0.1
     """
 
+    name: ClassVar[str] = "adaround"
+
 
 @dataclasses.dataclass
 class AdaQuantConfig(FinetuneConfig):
@@ -95,6 +114,8 @@ class AdaQuantConfig(FinetuneConfig):
     (3000, 1e-05)
     """
 
+    name: ClassVar[str] = "adaquant"
+
     num_iterations: int = 3000
     learning_rate: float = 0.00001
 
@@ -103,12 +124,16 @@ class AdaQuantConfig(FinetuneConfig):
 class SmoothQuantConfig(AlgoConfig):
     """Not in jq: quantizing with it is a ConfigError."""
 
+    name: ClassVar[str] = "smooth_quant"
+
     alpha: float = 0.5
 
 
 @dataclasses.dataclass
 class GPTQConfig(AlgoConfig):
     """Not in jq: quantizing with it is a ConfigError."""
+
+    name: ClassVar[str] = "gptq"
 
     bits: int = 8
     block_size: int = 128
@@ -124,6 +149,8 @@ class GPTQConfig(AlgoConfig):
 class QuarotConfig(AlgoConfig):
     """Not in jq: quantizing with it is a ConfigError."""
 
+    name: ClassVar[str] = "quarot"
+
     r_matrix_dim: int = 4096
     use_random_had: bool = False
     r_config_path: str | None = None
@@ -132,6 +159,8 @@ class QuarotConfig(AlgoConfig):
 @dataclasses.dataclass
 class AutoMixprecisionConfig(AlgoConfig):
     """Not in jq: quantizing with it is a ConfigError."""
+
+    name: ClassVar[str] = "auto_mixprecision"
 
     target_layer_config: Any
     target_op_type: Any = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -150,3 +179,16 @@ class AutoMixprecisionConfig(AlgoConfig):
     dual_quant_nodes: bool = False
     no_input_qdq_shared: bool = False
     shared_param_mode: str = "propagate"
+
+
+def from_dict(options: Mapping[str, Any]) -> AlgoConfig:
+    """Return the algorithm that `to_dict` described.
+
+    >>> from_dict({"name": "adaround", "num_iterations": 500}).num_iterations
+    500
+    """
+    known = {kind.name: kind for base in (AlgoConfig, FinetuneConfig) for kind in base.__subclasses__() if kind.name}
+    name = options.get("name")
+    if name not in known:
+        raise ConfigError(f"no algorithm {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
+    return known[name](**{k: v for k, v in options.items() if k != "name"})

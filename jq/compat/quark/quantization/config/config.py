@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from jq.compat.quark.quantization.config.algorithm import AlgoConfig
-from jq.compat.quark.quantization.config.fields import Fields
+from jq.compat.quark.quantization.config.algorithm import AlgoConfig, from_dict
+from jq.compat.quark.quantization.config.fields import Fields, plain
 from jq.compat.quark.quantization.config.legacy import QuantizationConfig
-from jq.compat.quark.quantization.config.spec import QLayerConfig
+from jq.compat.quark.quantization.config.spec import QLayerConfig, choice_of
+from jq.errors import ConfigError
 
 __all__ = ["Config", "QConfig", "QuantizationConfig"]
+
+_OF_LAYERS = ("specific_layer_config", "layer_type_config")
 
 
 @dataclasses.dataclass
@@ -74,6 +77,32 @@ class QConfig(Fields):
         self.algo_config = list(algo_config or [])
         self.use_external_data_format = use_external_data_format
         self.extra_options = {**more, **(extra_options or {})}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config as JSON and YAML hold it; what is of some layers only is a list of pairs.
+
+        >>> from jq.compat.quark import CLEConfig, XInt8Spec
+        >>> config = QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), layer_type_config={None: ["Gemm"]})
+        >>> config.to_dict()["layer_type_config"], QConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+        ([[None, ['Gemm']]], True)
+        """
+        pairs = {
+            name: [[plain(layer), plain(names)] for layer, names in getattr(self, name).items()] for name in _OF_LAYERS
+        }
+        return super().to_dict() | pairs
+
+    @staticmethod
+    def from_dict(options: Mapping[str, Any]) -> QConfig:
+        """Return the config that `to_dict` described."""
+        if "global_config" not in options:
+            raise ConfigError("a QConfig needs global_config")
+        found = dict(options) | {"global_config": QLayerConfig.from_dict(options["global_config"])}
+        for name in _OF_LAYERS:
+            pairs = options.get(name, [])
+            found[name] = {None if layer is None else QLayerConfig.from_dict(layer): names for layer, names in pairs}
+        found["algo_config"] = [from_dict(algorithm) for algorithm in options.get("algo_config", [])]
+        found["extra_options"] = {k: choice_of(v) for k, v in options.get("extra_options", {}).items()}
+        return QConfig(**found)
 
     @staticmethod
     def get_default_config(config_name: str) -> Config:

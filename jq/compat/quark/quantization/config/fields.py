@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Self
 
+from jq.compat.quark.quantization.config.data_type import DataType
 from jq.errors import ConfigError, suggest
 
 _INDENT = "    "
@@ -35,11 +36,36 @@ class Fields:
     def __str__(self) -> str:
         return readable(self)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are not None as JSON and YAML hold them; a choice is `Kind.Name`."""
+        return {name: plain(value) for name, value in self._values() if value is not None}
+
+    def _values(self) -> list[tuple[str, Any]]:
+        return [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)]  # type: ignore[arg-type]
+
 
 def _check_field(cls: type, name: str) -> None:
     known = [f.name for f in dataclasses.fields(cls)]  # each subclass is a dataclass
     if name not in known:
         raise ConfigError(f"{cls.__name__} has no field {name!r}.{suggest(name, known)}")
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a config as JSON and YAML hold it.
+
+    >>> from jq.compat.quark import Int8, PowerOfTwoMethod
+    >>> plain({"method": PowerOfTwoMethod.MinMSE, "types": (Int8, None)})
+    {'method': 'PowerOfTwoMethod.MinMSE', 'types': ['Int8', None]}
+    """
+    if isinstance(value, DataType):
+        return value.name
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, Fields):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(plain(k)): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def readable(value: Any, indent: str = "") -> str:
@@ -56,9 +82,8 @@ def readable(value: Any, indent: str = "") -> str:
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, Fields):
-        name, pairs = type(value).__name__, [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]  # type: ignore[arg-type]
-        lines = [f"{indent}{_INDENT}{n} = {readable(v, indent + _INDENT)}" for n, v in pairs]
-        return "\n".join([f"{name}(", *lines, f"{indent})"])
+        lines = [f"{indent}{_INDENT}{n} = {readable(v, indent + _INDENT)}" for n, v in value._values()]
+        return "\n".join([f"{type(value).__name__}(", *lines, f"{indent})"])
     if isinstance(value, Mapping) and value:
         inner = indent + _INDENT
         lines = [f"{inner}{readable(k, inner)}: {readable(v, inner)}" for k, v in value.items()]

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
+from jq.compat.quark.calibration import (
+    CalibrationMethod,
+    ExtendedCalibrationMethod,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
 from jq.compat.quark.quantization.config.data_type import (
     BFP16,
     MX4,
@@ -27,6 +35,7 @@ from jq.compat.quark.quantization.config.data_type import (
     UInt32,
 )
 from jq.compat.quark.quantization.config.fields import Fields
+from jq.errors import ConfigError, suggest
 
 
 class CalibMethod(Enum):
@@ -56,6 +65,30 @@ class QuantGranularity(Enum):
     Group = 2
 
 
+_CHOICES: Mapping[str, type[Enum]] = {
+    kind.__name__: kind
+    for kind in (
+        CalibMethod, ScaleType, QuantGranularity,
+        CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod,
+    )
+}  # fmt: skip
+
+
+def choice_of(value: Any) -> Any:
+    """Return the member of an enumeration that `Kind.Name` means; any other value as it is.
+
+    >>> choice_of("ScaleType.PowerOf2"), choice_of("model.onnx")
+    (<ScaleType.PowerOf2: 1>, 'model.onnx')
+    """
+    kind, dot, name = value.partition(".") if isinstance(value, str) else ("", "", "")
+    if not dot or kind not in _CHOICES:
+        return value
+    known = _CHOICES[kind].__members__
+    if name not in known:
+        raise ConfigError(f"no {value!r}.{suggest(name, known)} There are: {', '.join(known)}")
+    return known[name]
+
+
 @dataclasses.dataclass(eq=False)
 class QTensorConfig(Fields):
     """How a tensor is quantized.
@@ -71,6 +104,19 @@ class QTensorConfig(Fields):
     calibration_method: CalibMethod
     quant_granularity: QuantGranularity
     data_type: DataType
+
+    @staticmethod
+    def from_dict(options: Mapping[str, Any]) -> QTensorConfig:
+        """Return what `to_dict` described."""
+        name = str(options.get("data_type"))
+        if name not in DataType.__members__:
+            known = DataType.__members__
+            raise ConfigError(f"no data_type {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
+        found = {k: choice_of(v) for k, v in options.items()} | {"data_type": DataType[name]}
+        try:
+            return QTensorConfig(**found)
+        except TypeError as error:  # of fields that are not there
+            raise ConfigError(f"a spec of {', '.join(options)}: {error}") from error
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set whether zero is in the middle of the codes."""
@@ -258,3 +304,8 @@ class QLayerConfig(Fields):
     weight: QTensorConfig | None = None
     bias: QTensorConfig | None = None
     output_tensors: QTensorConfig | None = None
+
+    @staticmethod
+    def from_dict(options: Mapping[str, Any]) -> QLayerConfig:
+        """Return what `to_dict` described."""
+        return QLayerConfig(**{role: QTensorConfig.from_dict(spec) for role, spec in options.items()})

@@ -1,0 +1,57 @@
+"""`jq-quant sensitivity`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import jq
+from jq import files
+from jq.cli.application import app
+from jq.cli.options import Config, Data, FloatModel, Limit, config_of, use_all_cores
+from jq.cli.show import show
+from jq.errors import ConfigError
+
+
+@app.command()
+def sensitivity(
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
+    loss: Annotated[str, typer.Option(help="What ranks: kl, mse, cosine or top1.")] = "kl",
+    by: Annotated[str, typer.Option(help="Each tensor or each layer.")] = "tensor",
+    mode: Annotated[str, typer.Option(help="Each quantized alone, or all_but_one.")] = "alone",
+    kind: Annotated[str, typer.Option(help="Which tensors: activations, weights or both.")] = "both",
+    screen: Annotated[
+        int | None, typer.Option(help="Measure only so many, estimate the others to second order [all].")
+    ] = None,
+    limit: Limit = None,
+    rows: Annotated[int, typer.Option(help="Show so many.")] = 20,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture, .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show what quantizing each tensor or layer by itself costs at the outputs, the costliest first.
+
+    The model is prepared, equalized and calibrated on the same data first.
+
+    Example: jq-quant sensitivity model.onnx --data calib/ --by layer --limit 64
+    """
+    use_all_cores()
+    if plot is not None and plot.suffix != ".svg":
+        raise ConfigError(f"--plot {plot}: expected a name that ends with .svg")
+    files.check_writable(plot)
+    options = config_of(config)
+    graph = jq.prepare(jq.load(model), options)
+    graph = jq.equalize(graph, options, data) if options.cle else graph
+    plan = jq.make_plan(graph, jq.calibrate(graph, data, options) if options.calibrates else None, options)
+    wanted: dict[str, Any] = {"loss": loss, "by": by, "mode": mode, "kind": kind, "screen": screen, "limit": limit}
+    found = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
+    if plot is not None:
+        files.write(plot, found.plot())
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        return
+    show(*found.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))

@@ -1,0 +1,117 @@
+"""What Quark does to a model and to its data before it quantizes: types, shapes and layouts of inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jq.convert import fix_shapes, nhwc_inputs, to_float32
+from jq.data import Feed, open_source, readable_again
+from jq.errors import ConfigError, suggest
+from jq.graph import Graph, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """How calibration data are read, and made where there are none."""
+
+    values: tuple[Value, ...]  # inputs, as the data have them
+    channels_last: tuple[str, ...] = ()  # those that the model takes in another layout than the data have
+    samples: int | None = None  # of the data; None for all
+    random: bool = False  # whether to calibrate on random data, whatever data there are
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of random data
+    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
+
+    def feeds(self, data: Any, seed: int) -> Any:
+        """Return the data as `jq.quantize` takes them, such that they can be read more than once."""
+        made = data is None or self.random
+        if not (self.channels_last or self.samples):
+            if not made:
+                return readable_again(data, self.values)  # readers of Quark's guides can be read once
+            if not (self.shapes or self.ranges):
+                return None
+        values = [dataclasses.replace(v, shape=self.shapes.get(v.name, v.shape)) for v in self.values]
+        source = open_source(None, values, seed=seed) if made else open_source(data, self.values)
+        found = list(itertools.islice(source.feeds(), self.samples))
+        if made:
+            found = [self._in_range(feed, [seed, i]) for i, feed in enumerate(found)]
+        return [self._moved(feed) for feed in found]
+
+    def _in_range(self, feed: Feed, seed: list[int]) -> Feed:
+        rng, found = np.random.default_rng(seed), dict(feed)
+        for name, (low, high) in self.ranges.items():
+            shape, dtype = feed[name].shape, feed[name].dtype
+            whole = dtype.kind in "iu"
+            made = rng.integers(int(low), int(high) + 1, shape) if whole else rng.uniform(low, high, shape)
+            found[name] = np.asarray(made).astype(dtype)
+        return found
+
+    def _moved(self, feed: Feed) -> Feed:
+        return {
+            name: np.moveaxis(array, 1, -1) if name in self.channels_last else array for name, array in feed.items()
+        }
+
+
+def converted(graph: Graph, *, float32: bool, shapes: Any, channels_last: bool) -> tuple[Graph, Graph]:
+    """Return the graph with inputs as the data have them, and as the quantized model takes them."""
+    if float32:
+        graph = to_float32(graph)
+    if shapes:
+        given = shapes_of("FixShapes", shapes)
+        outputs = {v.name for v in graph.outputs}
+        graph = fix_shapes(graph, {name: shape for name, shape in given.items() if name not in outputs})
+        for value in graph.outputs:
+            if value.name in given and value.shape is not None and tuple(value.shape) != given[value.name]:
+                raise ConfigError(f"FixShapes: output {value} cannot have the shape {list(given[value.name])}")
+    return graph, nhwc_inputs(graph) if channels_last else graph
+
+
+def shapes_of(option: str, given: Any, inputs: Sequence[Value] = ()) -> dict[str, tuple[int, ...]]:
+    """Return shapes by name: from a dict, from `x:[1,3,224,224];y:[1,10]`, or from lists in the order of the inputs.
+
+    >>> shapes_of("FixShapes", "x:[1,3,8,8];y:[1,10]")
+    {'x': (1, 3, 8, 8), 'y': (1, 10)}
+    """
+    error = ConfigError(f"{option} is {given!r}; expected shapes by name, as {{'input': [1, 3, 224, 224]}}")
+    if isinstance(given, str):
+        pairs = [part.rpartition(":") for part in given.split(";") if part.strip()]
+        given = {name.strip(): dims.strip(" []").split(",") for name, _, dims in pairs}
+    elif isinstance(given, (list, tuple)) and inputs:
+        each = given if all(isinstance(shape, (list, tuple)) for shape in given) else [given]
+        given = dict(zip((v.name for v in inputs), each, strict=False)) if len(each) <= len(inputs) else None
+    if not isinstance(given, Mapping):
+        raise error
+    try:
+        found = {name: tuple(int(d) for d in shape) for name, shape in given.items()}
+    except (TypeError, ValueError):
+        raise error from None
+    if not all(d > 0 for shape in found.values() for d in shape):
+        raise error
+    return found
+
+
+def ranges_of(option: str, given: Any) -> dict[str, tuple[float, float]]:
+    """Return least and largest values by name.
+
+    >>> ranges_of("RandomDataReaderInputDataRange", {"x": [0, 255]})
+    {'x': (0.0, 255.0)}
+    """
+    try:
+        found = {name: (float(low), float(high)) for name, (low, high) in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = None
+    if found is None or not all(-np.inf < low <= high < np.inf for low, high in found.values()):
+        raise ConfigError(f"{option} is {given!r}; expected least and largest values by name, as {{'input': [0, 1]}}")
+    return found
+
+
+def check_names(option: str, given: Mapping[str, Any], inputs: Sequence[Value]) -> None:
+    """Raise a ConfigError for what is no input."""
+    known = [v.name for v in inputs]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{option}: no input {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")

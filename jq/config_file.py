@@ -1,0 +1,70 @@
+"""A `QuantConfig` as a file that is read and edited: TOML, or JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from jq.config import QuantConfig, presets
+from jq.errors import ConfigError
+
+SUFFIXES = (".toml", ".json")
+
+
+def read_config(path: str | os.PathLike[str]) -> QuantConfig:
+    """Return the config that a .toml or .json file describes; JSON is what begins with a brace, whatever the name.
+
+    Its keys are the options of `QuantConfig`; `preset` names what those have that are not there, otherwise
+    `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` is of all operators.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "mine.toml"
+    ...     _ = path.write_text('preset = "A8W8"\\nmethod = "percentile"\\n[overrides."stem*"]\\nactivation = "int16"')
+    ...     config = read_config(path)
+    >>> config.scale, config.method, dict(config.overrides)
+    ('float', 'percentile', {'stem*': (('activation', int16),)})
+    """
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # bytes that are no UTF-8, a name with a null byte
+        raise ConfigError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    kind, parse = ("JSON", json.loads) if text.lstrip().startswith("{") else ("TOML", tomllib.loads)
+    try:
+        found = parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no {kind}: {error}") from error
+    try:
+        base = presets[found.pop("preset")] if "preset" in found else QuantConfig()
+        return base.replace(**{option: QuantConfig.read(option, value) for option, value in found.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def as_toml(config: QuantConfig) -> str:
+    """Return the config as TOML, all options that are not None, as `read_config` reads it.
+
+    >>> as_toml(presets["XINT8"].replace(overrides={"Gemm": {"symmetric": True}})).splitlines()[-4:]
+    ['seed = 0', '', '[overrides."Gemm"]', 'symmetric = true']
+    """
+    options = config.to_dict()
+    overrides = options.pop("overrides")
+    if options["op_types"] is None:
+        options["op_types"] = "all"
+    lines = [f"{name} = {_value(value)}" for name, value in options.items() if value is not None]
+    for pattern, changed in overrides.items():
+        lines += ["", f"[overrides.{_value(pattern)}]", *(f"{k} = {_value(v)}" for k, v in changed.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """A value as TOML writes it: but for the character DEL, as JSON does."""
+    if isinstance(value, list):
+        parts = [_value(v) for v in value]
+        line = f"[{', '.join(parts)}]"
+        return line if len(line) < 100 else "[\n" + "".join(f"    {part},\n" for part in parts) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

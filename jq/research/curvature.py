@@ -1,0 +1,291 @@
+"""Second-order estimates for all tensors at once, from one forward pass and a few backward ones.
+
+For scores z(x) the curvature of the loss at the float network is J'HJ, with H the loss's Hessian in z and J the Jacobian
+of the scores: the generalized Gauss-Newton matrix, for kl the Fisher information. A random v with E[vv'] = H makes of it
+squares of v'J, which one backward pass gives for every tensor: Martens, arXiv:1412.1193.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from jq.data import Source, open_source
+from jq.errors import ConfigError, suggest
+from jq.graph import Graph
+from jq.layout import ChannelsLast, Packed, plain
+from jq.plan import Plan
+from jq.research.losses import CURVED, Loss, check_loss, losses, probe, scores
+from jq.research.streaming import known_inputs, over_feeds
+from jq.search import channel_axes
+from jq.trace import trace
+
+Array = Any
+
+
+def estimate(
+    graph: Graph,
+    params: Mapping[str, Any] | None,
+    plan: Plan,
+    groups: Sequence[frozenset[str]],
+    source: Source,
+    *,
+    loss: Loss = "kl",
+    probes: int = 4,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> np.ndarray:
+    """Return for each feed and group about which loss quantizing that group alone gives: E[(v'J d)^2] / 2.
+
+    d is what rounding changes in the float network. Each group has a dial, 0 for floats and 1 for codes, and v'Jd is the
+    derivative with respect to it.
+    """
+    check_loss(loss, CURVED)
+    check_probes(probes)
+    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
+    of = {name: tuple(i for i, group in enumerate(groups) if name in group) for name in plan}
+
+    def one(arrays: Any, plan: Plan, feed: Mapping[str, Array], number: Array) -> Array:
+        def outputs(dials: Array) -> dict[str, Array]:
+            return read(fn(arrays, {**feed, **known}, _Dialled(plan, of, dials)))
+
+        z, pull = jax.vjp(outputs, jnp.zeros(len(groups)))
+        return jnp.mean(jnp.square(jax.vmap(lambda v: pull(v)[0])(_probes(loss, z, seed, number, probes))), 0) / 2
+
+    def program(arrays: Any, plan: Plan, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
+        return {"loss": lax.map(lambda pair: one(arrays, plan, *pair), (dict(inputs), numbers))}
+
+    return over_feeds(program, graph, params, plan, source, title="estimate", feeds=8, mesh=mesh)["loss"]
+
+
+def fisher(
+    graph: Graph,
+    data: Any,
+    *,
+    tensors: Iterable[str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    loss: Loss = "kl",
+    probes: int = 1,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the diagonal of J'HJ for each tensor, activations and weights, added up within each of its channels.
+
+    A mean over the samples. For kl that is the Fisher information of the classes, which needs no labels: the expected
+    square of the gradient of their log-likelihood. Channels are the second axis of an activation, the output channels of
+    a weight; a tensor that has none has one number. `tensors` are names, or a plan.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> found = fisher(graph, images[:4], tensors=["input", "stem.weight"])
+    >>> {k: v.shape for k, v in found.items()}
+    {'input': (1,), 'stem.weight': (16,)}
+    """
+    check_loss(loss, CURVED)
+    check_probes(probes)
+    source = open_source(data, graph.inputs, seed=seed)
+    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
+    shapes = _shapes(graph, source, tensors)
+    axes = _channels(graph, shapes)
+    counts = {k: shapes[k][axes[k]] if k in axes else 1 for k in shapes}
+
+    def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
+        def outputs(sums: Mapping[str, Array]) -> dict[str, Array]:
+            return read(fn(arrays, {**feed, **known}, _Watched(axes, sums)))
+
+        z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
+        return jax.tree.map(
+            lambda g: jnp.mean(g, 0), jax.vmap(lambda v: pull(v)[0])(_probes(loss, z, seed, number, probes))
+        )
+
+    def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
+        return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
+
+    found = over_feeds(program, graph, params, None, source, title="fisher", feeds=8, mesh=mesh)
+    return {k: found[k].mean(0, dtype=np.float64) for k in shapes}
+
+
+def hessian_trace(
+    graph: Graph,
+    data: Any,
+    *,
+    tensors: Iterable[str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    labels: Any = None,
+    loss: Loss = "kl",
+    probes: int = 1,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> dict[str, float]:
+    """Return for each tensor, activations and weights, the trace of the loss's Hessian with respect to it.
+
+    A mean over the samples. Hutchinson's estimate: the expected r'Hr of random signs r, for all tensors in one pass. With
+    `labels` the loss is the cross-entropy, as in Dong et al., HAWQ-V2 (arXiv:1911.03852). Without, it is the loss against
+    the network's own outputs, of which all residuals vanish: then `fisher` gives the same with less noise.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
+    >>> images, labels = jq.zoo.calibration_set()
+    >>> sorted(hessian_trace(graph, images[:4], tensors=["input", "stem.weight"], labels=labels[:4]))
+    ['input', 'stem.weight']
+    """
+    check_loss(loss, CURVED)
+    check_probes(probes)
+    source = open_source(data, graph.inputs, seed=seed)
+    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
+    shapes = _shapes(graph, source, tensors)
+    classes = None if labels is None else jnp.asarray(np.asarray(labels, np.int32))
+    if classes is not None and source.length is not None and len(classes) != source.length:
+        raise ConfigError(f"there are {len(classes)} labels for {source.length} samples")
+
+    def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
+        own = read(fn(arrays, {**feed, **known}))
+
+        def value(shifts: Mapping[str, Array]) -> Array:
+            z = read(fn(arrays, {**feed, **known}, _Shifted(shifts)))
+            if classes is not None:
+                each = [jnp.mean(jax.nn.log_softmax(v, -1)[..., classes[number]]) for v in z.values()]
+                return -jnp.mean(jnp.stack(each))
+            return losses(lax.stop_gradient(own), z)[loss]
+
+        def product(key: Array) -> dict[str, Array]:
+            keys = {k: jax.random.fold_in(key, i) for i, k in enumerate(shapes)}
+            r = {k: jax.random.rademacher(keys[k], s, jnp.float32) for k, s in shapes.items()}
+            none = {k: jnp.zeros(s) for k, s in shapes.items()}
+            # Backwards twice: the convolutions' own gradients have no forward derivative.
+            turned = jax.grad(lambda x: sum(jnp.vdot(r[k], g) for k, g in jax.grad(value)(x).items()))(none)
+            return {k: jnp.vdot(r[k], turned[k]) for k in shapes}
+
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), probes)
+        return jax.tree.map(lambda x: jnp.mean(x, 0), lax.map(product, keys))
+
+    def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
+        return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
+
+    found = over_feeds(program, graph, params, None, source, title="hessian", feeds=4, mesh=mesh)
+    return {k: float(found[k].mean(dtype=np.float64)) for k in shapes}
+
+
+def check_probes(probes: int) -> None:
+    """Raise a ConfigError unless there is at least one."""
+    if not isinstance(probes, int) or probes < 1:
+        raise ConfigError(f"probes is {probes!r}; expected a whole number of at least one")
+
+
+def _probes(loss: Loss, z: Mapping[str, Array], seed: int, number: Array, count: int) -> dict[str, Array]:
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), count)
+    return jax.vmap(functools.partial(probe, loss, z))(keys)
+
+
+def _shapes(graph: Graph, source: Source, tensors: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors of one feed, of all floats if none are named."""
+    made = [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
+    names = [*made, *graph.params] if tensors is None else list(tensors)
+    fn = trace(graph, taps=names)  # says which are not there
+    known = known_inputs(graph, source)
+    feed = {k: v for k, v in source.head.items() if k not in known}
+    seen = jax.eval_shape(lambda params, feed: fn(params, {**feed, **known})[1], dict(graph.params), feed)
+    floats = {k: tuple(seen[k].shape) for k in names if _is_float(seen.get(k))}
+    if tensors is not None and (others := [k for k in names if k not in floats]):
+        raise ConfigError(f"tensor {others[0]!r} is not one of floats.{suggest(others[0], floats)}")
+    return floats
+
+
+def _channels(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The axis of the channels of each tensor that has some."""
+    own = channel_axes(graph)
+    second = {k: 1 for k, shape in shapes.items() if k not in graph.params and len(shape) > 1}
+    return second | {k: own[k] for k in shapes if k in own}
+
+
+def _is_float(value: Any) -> bool:
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+# ---------------------------------------------------------------------------------------------
+# What stands where a plan does
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Dialled:
+    """A plan of which each group is turned on by a dial."""
+
+    plan: Plan
+    groups: Mapping[str, tuple[int, ...]]
+    dials: Array
+
+    def __contains__(self, tensor: object) -> bool:
+        return bool(self.groups.get(tensor))  # type: ignore[call-overload]
+
+    def fake_quant(self, name: str, value: Any) -> Any:
+        value = jax.tree.map(jnp.asarray, value)
+        turned = sum(self.dials[i] for i in self.groups[name])
+        lost = jax.tree.map(lambda y, x: lax.stop_gradient(y - x), self.plan.fake_quant(name, value), value)
+        return jax.tree.map(lambda x, d: x + turned * d, value, lost)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Watched:
+    """Leaves tensors as they are; the gradient with respect to its sums is that of the tensors squared."""
+
+    axes: Mapping[str, int]
+    sums: Mapping[str, Array]
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self.sums
+
+    def fake_quant(self, name: str, value: Any) -> Any:
+        axis = self.axes.get(name, -1)
+        if isinstance(value, ChannelsLast):
+            axis = (0, value.array.ndim - 1, *range(1, value.array.ndim - 1))[axis] if axis >= 0 else axis
+            return ChannelsLast(_watch(value.array, self.sums[name], axis))
+        if isinstance(value, Packed):
+            axis = value.order.index(axis) if axis >= 0 else axis
+            return dataclasses.replace(value, array=_watch(value.array, self.sums[name], axis))
+        return _watch(jnp.asarray(value), self.sums[name], axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _watch(x: Array, sums: Array, axis: int) -> Array:
+    return x
+
+
+def _watch_forward(x: Array, sums: Array, axis: int) -> tuple[Array, None]:
+    return x, None
+
+
+def _watch_backward(axis: int, _: None, g: Array) -> tuple[Array, Array]:
+    square = jnp.square(g)
+    rest = tuple(i for i in range(g.ndim) if i != axis)
+    return g, jnp.sum(square, rest) if axis >= 0 else jnp.sum(square)[None]
+
+
+_watch.defvjp(_watch_forward, _watch_backward)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shifted:
+    """Adds to tensors."""
+
+    shifts: Mapping[str, Array]
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self.shifts
+
+    def fake_quant(self, name: str, value: Any) -> Any:
+        shift = self.shifts[name]
+        if isinstance(value, ChannelsLast):
+            return ChannelsLast(value.array + jnp.moveaxis(shift, 1, -1))
+        if isinstance(value, Packed):
+            return dataclasses.replace(value, array=value.array + jnp.transpose(shift, value.order))
+        return jnp.asarray(plain(value)) + shift

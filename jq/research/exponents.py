@@ -1,0 +1,111 @@
+"""Better exponents than those of least squared error, tensor by tensor: such that the network's outputs change least.
+
+The weights of the float network stay as they are, and the constraints of the NPU hold at every step: what must have
+one position moves together, and a move that would break a rule is not tried. Part of the data is held back: what it
+does not confirm is not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import numpy as np
+
+from jq import markup
+from jq.config import QuantConfig, resolve
+from jq.errors import ConfigError, suggest
+from jq.graph import Graph
+from jq.plan import Plan
+from jq.research.descent import Moves, Step, Way, descend
+from jq.research.segments import Block, Loss, Segments, blocks_of
+from jq.research.sequential import in_turn
+from jq.research.weighted import at_least_cost
+
+Method = Literal["coordinate", "beam", "weighted", "sequential"]
+
+_APART = 4  # every fourth sample is held back
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Search:
+    """What a search found; losses are means over the samples that were held back. As text, a line for each move."""
+
+    plan: Plan
+    before: float
+    after: float
+    steps: tuple[Step, ...]  # that lead to the plan
+
+    def __repr__(self) -> str:
+        return f"Search({len(self.steps)} moves, loss {self.before:.4g} -> {self.after:.4g})"
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *map(str, self.steps)])
+
+    def _repr_html_(self) -> str:
+        rows = [(", ".join(s.tensors), s.before, s.after, f"{s.gain:.2e}", f"{s.error:.1e}") for s in self.steps]
+        return markup.preview(repr(self), ("tensors", "exponent", "after", "gain", "+-"), rows)
+
+
+def search_exponents(
+    graph: Graph,
+    plan: Plan,
+    data: Any,
+    config: QuantConfig | str = "XINT8",
+    *,
+    method: Method = "coordinate",
+    loss: Loss = "mse",
+    params: Mapping[str, Any] | None = None,
+    weights: bool = True,
+    width: int = 4,
+    sweeps: int = 1,
+) -> Search:
+    """Return a plan with other powers of two, with which the graph's outputs are nearer to what it computes in floats.
+
+    The methods: `coordinate` tries each exponent's neighbours in the order of the network, and keeps what makes the
+    outputs' loss less; `beam` goes on with the best `width` plans at once; `weighted` is least squared error, with the
+    squares of the outputs' gradients as weights, from one pass over the data; `sequential` calibrates each tensor on
+    what the quantized network before it gives. The last two leave the scales of weights. The loss is the squared error
+    of the outputs, relative to their power (mse), or the divergence of the distributions that are the softmax of their
+    last axis (kl). No labels are needed. `params` are the weights that are rounded, by default the graph's own, which
+    are the float network's in any case: see `jq.correct_biases`. Every fourth sample is held back, and the plan
+    returned is the one, of those on the way, the given one among them, that has the least loss on these.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> graph = jq.equalize(graph, "XINT8", images[:64])
+    >>> plan = jq.make_plan(graph, jq.calibrate(graph, images[:64]))
+    >>> found = search_exponents(graph, plan, images[:64], method="weighted")
+    >>> found.after <= found.before
+    True
+    """
+    config = resolve(config)
+    for name, value, known in (("method", method, get_args(Method)), ("loss", loss, get_args(Loss))):
+        if value not in known:
+            raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+    if width < 1 or sweeps < 1:
+        raise ConfigError(f"width={width}, sweeps={sweeps}: expected 1 or more of both")
+    moves = Moves.of(graph, plan, config, weights=weights)
+    if not moves.groups:
+        raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
+    kept, apart = blocks_of(graph, data, config, apart=_APART)
+    segments = Segments.of(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
+    match method:
+        case "coordinate" | "beam":
+            ways = descend(segments, kept, Way(plan), moves, 1 if method == "coordinate" else width, sweeps)
+        case "weighted":
+            ways = at_least_cost(graph, kept, Way(plan), moves, loss, jax.random.key(config.seed))
+        case "sequential":
+            ways = in_turn(graph, kept, Way(plan), moves, params or {})
+    return _confirmed(segments, apart, [Way(plan), *ways])
+
+
+def _confirmed(segments: Segments, blocks: Sequence[Block], ways: Sequence[Way]) -> Search:
+    """Of some ways, from the first on, the best one on data that none of them has seen."""
+    begin = segments.begin(blocks)
+    losses = [np.concatenate(list(segments.losses(0, [w.plan], [0], begin, blocks)), 1).mean() for w in ways]
+    best = int(np.argmin(losses))
+    return Search(ways[best].plan, float(losses[0]), float(losses[best]), ways[best].steps)

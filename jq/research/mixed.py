@@ -1,0 +1,279 @@
+"""Which format each layer gets, where a budget does not allow the best one everywhere.
+
+What a layer costs at the outputs is measured for each format, alone; what it costs on the chip is counted. That losses
+add up is the assumption that makes it a knapsack problem, solved by an integer program (HAWQ-V3: Yao et al.,
+arXiv:2011.10680) or greedily; the loss of the plan that comes out is measured, and stands beside the predicted one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jq import files, markup
+from jq.calibrate import calibrate
+from jq.config import QuantConfig, resolve
+from jq.data import readable_again
+from jq.errors import ConfigError, suggest
+from jq.formats import BFLOAT16, INT16, Float, Format
+from jq.graph import Graph, Node
+from jq.plan import Plan
+from jq.planning import make_plan
+from jq.plots import front_plot
+from jq.research.losses import CURVED, Loss, check_loss
+from jq.research.sensitivity import grouped, sensitivity
+from jq.search import channel_axes
+from jq.stats import Stats
+
+Cost = Literal["bitops", "size"]
+Solver = Literal["milp", "greedy"]
+Options = Mapping[str, Mapping[str, Any]]
+FORMATS: Options = {
+    "int8": {},  # the config's own
+    "int16": {"activation": INT16, "weight": INT16},
+    "bf16": {"activation": BFLOAT16, "weight": BFLOAT16},
+}
+_FRONT = 24  # budgets of the front
+_SCALE = 1e4  # of losses in the integer program, whose solver stops at differences of 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer, and what was chosen for it."""
+
+    name: str
+    format: str
+    losses: Mapping[str, float]  # of each format, alone
+    costs: Mapping[str, float]  # of each format: bit operations, or bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixed:
+    """Formats for the layers of a network. `config` and `plan` are those of `jq.quantize` and `jq.export`."""
+
+    config: QuantConfig
+    plan: Plan
+    loss: Loss
+    cost: Cost
+    budget: float  # at most so many times the cost of the cheapest formats
+    solver: Solver
+    layers: tuple[Layer, ...]
+    spent: float  # in the same unit
+    predicted: float  # the layers' losses, added up
+    measured: float  # end to end, all of the plan
+    uniform: Mapping[str, tuple[float, float, float]]  # cost, predicted and measured loss of one format for all
+    front: tuple[tuple[float, float], ...]  # cost and predicted loss of the best choice at rising budgets
+
+    def summary(self, count: int = 20) -> str:
+        """What was chosen, what it costs and gives, and the layers that differ from the cheapest, as lines of text."""
+        lines = [f"{self.cost} {self.spent:.3f} of {self.budget:g} ({self.solver})"]
+        lines.append(f"  {self.loss} {self.measured:.4g} (predicted {self.predicted:.4g})")
+        for name, (cost, predicted, measured) in self.uniform.items():
+            lines.append(
+                f"  all in {name}: {self.cost} {cost:.3f}, {self.loss} {measured:.4g} (predicted {predicted:.4g})"
+            )
+        cheapest = {layer.name: min(layer.costs, key=layer.costs.__getitem__) for layer in self.layers}
+        raised = [layer for layer in self.layers if layer.format != cheapest[layer.name]]
+        lines += [f"  {layer.format:<6} {layer.name}" for layer in raised[:count]]
+        if len(raised) > count:
+            lines.append(f"  and {len(raised) - count} more")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, strings and numbers; the config as its own `to_dict` has it."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("plan", "layers")}
+        fields |= {"config": self.config.to_dict(), "layers": [dataclasses.asdict(layer) for layer in self.layers]}
+        return fields
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, atomically."""
+        files.write(path, json.dumps(self.to_dict(), indent=2, allow_nan=False))
+
+    def plot(self) -> str:
+        """The Pareto front, the choice and one format for all, as SVG."""
+        marks = [("chosen", self.spent, self.predicted), *((k, c, p) for k, (c, p, _) in self.uniform.items())]
+        return front_plot(f"{self.loss} against {self.cost}", self.cost, f"{self.loss}, predicted", self.front, marks)
+
+    def _repr_html_(self) -> str:
+        rows = [(n.name, n.format, *(f"{n.losses[k]:.4g}" for k in n.losses)) for n in self.layers]
+        columns = ("layer", "format", *(f"{self.loss} in {k}" for k in self.layers[0].losses))
+        return markup.preview(self.summary(0).splitlines()[0], columns, rows) + self.plot()
+
+
+def mixed_precision(
+    graph: Graph,
+    data: Any,
+    config: QuantConfig | str = "XINT8",
+    *,
+    budget: float,
+    cost: Cost = "bitops",
+    solver: Solver = "milp",
+    formats: Options = FORMATS,
+    loss: Loss = "kl",
+    stats: Stats | None = None,
+    screen: int | None = None,
+    limit: int | None = None,
+    mesh: Mesh | None = None,
+) -> Mixed:
+    """Return formats for the layers of a prepared graph such that the loss is least within a budget.
+
+    `budget` is in units of the cheapest choice: 1.5 allows half as much again. `cost` counts products times the bits of
+    both factors, an activation having those of the layer that makes it in (bitops), or bytes of weights (size). `formats`
+    are options of `QuantConfig.overrides` by name. Layers are the nodes with weights and their activations; what has no
+    weights stays as `config` has it. `screen` and `limit` are those of `jq.research.sensitivity`.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> found = mixed_precision(graph, images[:16], budget=1.5, limit=4, cost="size")
+    >>> found.spent <= 1.5, found.predicted <= found.uniform["int8"][1]
+    (True, True)
+    """
+    config = resolve(config)
+    check_loss(loss, CURVED)
+    for option, value, known in (("cost", cost, get_args(Cost)), ("solver", solver, get_args(Solver))):
+        if value not in known:
+            raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}.{suggest(value, known)}")
+    if len(formats) < 2:
+        raise ConfigError(f"formats has {len(formats)}; expected at least two to choose from")
+    if not (isinstance(budget, (int, float)) and math.isfinite(budget) and budget >= 1):
+        raise ConfigError(f"budget is {budget!r}; expected at least 1, which is the cost of the cheapest formats")
+    data = readable_again(data, graph.inputs, config.seed)
+    stats = calibrate(graph, data, config, mesh=mesh) if stats is None and config.calibrates else stats
+    nodes = _layers(graph, make_plan(graph, stats, config))
+    measure: dict[str, Any] = {"loss": loss, "limit": limit, "seed": config.seed, "mesh": mesh}
+    losses: dict[str, dict[str, float]] = {name: {} for name in nodes}
+    costs: dict[str, dict[str, float]] = {name: {} for name in nodes}
+    whole: dict[str, float] = {}
+    for name, options in formats.items():
+        plan = make_plan(graph, stats, overridden(config, nodes, dict.fromkeys(nodes, options)))
+        groups = {k: v for k, v in grouped(graph, plan, "layer").items() if k in nodes}
+        found = sensitivity(graph, plan, data, by={k: sorted(v) for k, v in groups.items()}, screen=screen, **measure)
+        whole[name] = found.whole[loss] if found.whole else math.nan
+        for layer in nodes:
+            losses[layer][name] = max(0.0, found[layer].loss) if layer in groups else 0.0
+            costs[layer][name] = _cost(graph, nodes[layer], config.replace(overrides=(), **options), cost)
+    table = np.array([[losses[n][f] for f in formats] for n in nodes])
+    prices = np.array([[costs[n][f] for f in formats] for n in nodes])
+    least = prices.min(axis=1).sum()
+    solve = milp_choice if solver == "milp" else greedy_choice
+    chosen = solve(table, prices, budget * least)
+    kinds, rows = list(formats), np.arange(len(nodes))
+    layers = tuple(Layer(n, kinds[i], losses[n], costs[n]) for n, i in zip(nodes, chosen, strict=True))
+    mixed = overridden(config, nodes, {layer.name: formats[layer.format] for layer in layers})
+    plan = make_plan(graph, stats, mixed)
+    final = sensitivity(graph, plan, data, by={"all": list(plan)}, **measure)
+    uniform = {k: (float(prices[:, i].sum() / least), float(table[:, i].sum()), whole[k]) for i, k in enumerate(kinds)}
+    spent, predicted = float(prices[rows, chosen].sum() / least), float(table[rows, chosen].sum())
+    front = pareto_front(table, prices, solver)
+    return Mixed(
+        mixed, plan, loss, cost, float(budget), solver, layers, spent, predicted, final.whole[loss], uniform, front
+    )
+
+
+def overridden(
+    config: QuantConfig, nodes: Mapping[str, Sequence[Node]], options: Mapping[str, Mapping[str, Any]]
+) -> QuantConfig:
+    """The config with options for all nodes of some layers, after overrides that it has."""
+    own = {pattern: dict(values) for pattern, values in config.overrides}
+    for layer, values in options.items():
+        for node in nodes[layer] if values else ():
+            pattern = glob.escape(node.label)
+            own[pattern] = own.pop(pattern, {}) | dict(values)
+    return config.replace(overrides=own)
+
+
+def milp_choice(losses: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarray:
+    """Return for each layer (a row) the format (a column) such that the losses' sum is least and the costs' within a limit.
+
+    >>> milp_choice(np.array([[3.0, 0], [2, 0]]), np.array([[1.0, 4], [1, 2]]), 5)
+    array([1, 0])
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import block_array, csr_array
+
+    rows, columns = losses.shape
+    each = csr_array(np.kron(np.eye(rows), np.ones(columns)))
+    scaled = losses / max(float(losses.max()), 1e-300) * _SCALE
+    weights = block_array([[each], [csr_array(costs.reshape(1, -1) / limit)]])
+    within = LinearConstraint(weights, [*np.ones(rows), -np.inf], [*np.ones(rows), 1 + 1e-9])
+    found = milp(scaled.reshape(-1), integrality=np.ones(losses.size), bounds=Bounds(0, 1), constraints=within,
+                 options={"mip_rel_gap": 0})  # fmt: skip
+    if found.x is None:
+        raise ConfigError(f"no choice costs at most {limit:g}; the cheapest costs {costs.min(axis=1).sum():g}")
+    return np.asarray(found.x).reshape(losses.shape).argmax(axis=1)
+
+
+def greedy_choice(losses: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarray:
+    """Return what `milp_choice` does, not always the best: from the cheapest, what gains most for its price at each step.
+
+    >>> greedy_choice(np.array([[3.0, 0], [2, 0]]), np.array([[1.0, 4], [1, 2]]), 5)
+    array([0, 1])
+    """
+    rows = np.arange(len(losses))
+    chosen = np.lexsort((losses, costs), axis=1)[:, 0]
+    if costs[rows, chosen].sum() > limit * (1 + 1e-9):
+        raise ConfigError(f"no choice costs at most {limit:g}; the cheapest costs {costs[rows, chosen].sum():g}")
+    while True:
+        gain = losses[rows, chosen][:, None] - losses
+        price = costs - costs[rows, chosen][:, None]
+        room = limit * (1 + 1e-9) - costs[rows, chosen].sum()
+        worth = np.where((gain > 0) & (price <= room), gain / np.maximum(price, 1e-12 * limit), -np.inf)
+        row, column = np.unravel_index(worth.argmax(), worth.shape)
+        if worth[row, column] == -np.inf:
+            return chosen
+        chosen[row] = column
+
+
+def pareto_front(losses: np.ndarray, costs: np.ndarray, solver: Solver = "milp") -> tuple[tuple[float, float], ...]:
+    """Return cost, in units of the least, and loss of the best choice at budgets up to that of the least loss."""
+    rows, least = np.arange(len(losses)), costs.min(axis=1).sum()
+    solve = milp_choice if solver == "milp" else greedy_choice
+    most = costs[rows, np.lexsort((costs, losses), axis=1)[:, 0]].sum()
+    found: dict[float, float] = {}
+    for limit in np.linspace(least, max(most, least), _FRONT):
+        chosen = solve(losses, costs, float(limit))
+        spent, loss = float(costs[rows, chosen].sum() / least), float(losses[rows, chosen].sum())
+        if not found or loss < min(found.values()):
+            found[spent] = loss
+    return tuple(sorted(found.items()))
+
+
+def _layers(graph: Graph, plan: Plan) -> dict[str, list[Node]]:
+    """The nodes of each layer that has weights: the one that reads them, and what makes its activation."""
+    found: dict[str, list[Node]] = {}
+    for name, tensors in grouped(graph, plan, "layer").items():
+        if not any(t in plan.weights for t in tensors):
+            continue
+        nodes = [n for n in graph.nodes if n.label == name or not tensors.isdisjoint(n.outputs)]
+        found[name] = nodes
+    if not found:
+        raise ConfigError("the config quantizes no weights, so there are no layers to choose formats for")
+    return found
+
+
+def _cost(graph: Graph, nodes: Sequence[Node], options: QuantConfig, cost: Cost) -> float:
+    weights = {k for n in nodes for k in n.reads() if k in graph.params}
+    bits = _bits(options.weight)
+    if cost == "size":
+        return sum(graph.params[k].size for k in weights) * bits / 8
+    axes = channel_axes(graph)
+    products = 0.0
+    for node in nodes:
+        for name in set(node.reads()) & axes.keys():
+            weight, output = graph.params[name], graph.values[node.outputs[0]].shape or ()
+            places = math.prod(d for d in output if isinstance(d, int)) / weight.shape[axes[name]]
+            products += weight.size * places
+    return products * bits * _bits(options.activation)
+
+
+def _bits(grid: Format) -> float:
+    return 8.0 * grid.dtype.itemsize if isinstance(grid, Float) else float(grid.bits)

@@ -1,0 +1,72 @@
+"""Sequential calibration: each tensor's exponent is found on what the quantized network before it makes of the data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.fake import fake_quant
+from jq.finetune import store_of
+from jq.finetune.units import Pattern, program, units
+from jq.finetune.walk import Site, Tensors, added, over_chunks, values, walk
+from jq.graph import Graph
+from jq.plan import Plan
+from jq.research.descent import Moves, Step, Way
+from jq.research.segments import Block
+
+Array = Any
+
+_NEAR = (-2, -1, 1, 2)  # exponents that are compared with the plan's own
+
+
+def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
+    """Yield the way whose activations have, layer by layer, the exponents that bring the layer's output nearest to that
+    of the float network, on what the layers before it give with the exponents that they have found.
+
+    Tensors that must be alike get the exponent of the first of them.
+    """
+    first = {g[0]: g for g in moves.groups if all(t in way.plan.activations for t in g)}
+
+    def tune(site: Site) -> tuple[Site, float, float]:
+        nonlocal way
+
+        def off(plan: Plan) -> float:
+            step = functools.partial(_off, site.unit.pattern, site.params, site.unit.plan(plan))
+            return float(added(over_chunks(step, site.codes, site.targets, site.valid)))
+
+        before = best = off(way.plan)
+        for name in site.unit.outside(site.plan.activations):
+            group = first.get(name, ())
+            here, found = way.plan, way
+            for near in _NEAR if group else ():
+                exponent = int(here[name].exponent)
+                trial = moves.to(here, group, exponent + near)
+                if trial is not None and (loss := off(trial)) < best:
+                    found, best = way.then(trial, Step(group, exponent, exponent + near, best - loss)), loss
+            way = found
+        return site.replace(plan=site.unit.plan(way.plan)), before, best
+
+    feeds = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
+    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, feeds, moves.config, None)
+    walk(graph, {**graph.params, **params}, way.plan, parts, store, tune)
+    yield way
+
+
+@program(1)
+def _off(
+    pattern: Pattern, params: Mapping[str, Array], plan: Plan, codes: Tensors, targets: Tensors, valid: Array
+) -> Array:
+    """How far the outputs of a unit are from the float network's, as parts of these."""
+    made = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(codes))
+
+    def of(name: str) -> Array:
+        want = targets[name].value
+        off = jnp.square(made[name] - want).reshape(len(want), -1).mean(1)
+        return jnp.sum(valid * off) / jnp.maximum(jnp.mean(jnp.square(want)), 1e-30)
+
+    return sum(of(name) for name in targets)

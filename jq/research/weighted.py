@@ -1,0 +1,149 @@
+"""Errors of rounding, weighed by what they do to the outputs: MinMSE with squared gradients.
+
+To first order an error e of a tensor changes the outputs by J e, and the square of a random projection u of that is,
+on average, |J e|^2. Its gradient g = J'u gives, of errors that come independently, the sum of g^2 e^2: the error
+table of calibration with weights. One streaming pass of the float network and its gradients makes it for all
+exponents in question. What the codes cannot reach is cut off to one side, and such errors add up: g e summed before it
+is squared counts that, but is noisy. The sum of both decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jq.fake import as_planned
+from jq.graph import Graph
+from jq.layout import ChannelsLast, pack
+from jq.numerics import inverse_power
+from jq.plan import Plan
+from jq.research.descent import Moves, Step, Way
+from jq.research.segments import Block, Loss, two_by_two
+from jq.trace import trace
+
+Array = Any
+_LONGEST = 4096  # elements that the table takes at a time, as in `ErrorTable`
+_FEW = 4  # feeds at once
+_NEAR = (2, 1, 0, -1, -2, -3)  # exponents that are compared, from the plan's own
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Probe:
+    """A quantizer that rounds nothing: it adds what gradients are taken of, and keeps the tensors."""
+
+    names: frozenset[str]
+    deltas: Mapping[str, Array]
+    seen: dict[str, Array]
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self.names
+
+    def fake_quant(self, name: str, value: Any) -> Any:
+        """The tensor, as it lies."""
+        x = value.array if isinstance(value, ChannelsLast) else jnp.asarray(value)
+        self.seen[name] = x
+        x = x + self.deltas[name] if name in self.deltas else x
+        return ChannelsLast(x) if isinstance(value, ChannelsLast) else x
+
+
+def at_least_cost(
+    graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, loss: Loss, key: Array
+) -> Iterator[Way]:
+    """Yield the way whose activations have the exponents of least weighted error, each with those that move with it."""
+    groups = [g for g in moves.groups if all(t in way.plan.activations for t in g)]
+    near = {g: [int(way.plan[g[0]].exponent) + n for n in _NEAR] for g in groups}
+    tables = weighted_errors(graph, way.plan, blocks, {t: near[g] for g in groups for t in g}, loss, key)
+    feeds = sum(int(b.valid.sum()) for b in blocks)
+    for group in groups:
+        costs = sum(tables[t].sum(0) for t in group) / feeds
+        before = near[group][_NEAR.index(0)]
+        for k in np.argsort(costs, kind="stable").tolist():
+            if near[group][k] == before:
+                break
+            if (plan := moves.to(way.plan, group, near[group][k])) is not None:
+                way = way.then(plan, Step(group, before, near[group][k], float(costs[_NEAR.index(0)] - costs[k])))
+                break
+    yield way
+
+
+def weighted_errors(
+    graph: Graph, plan: Plan, blocks: Sequence[Block], exponents: Mapping[str, Sequence[int]], loss: Loss, key: Array
+) -> dict[str, np.ndarray]:
+    """Return [2, exponents] of some activations: what rounding each adds to the loss of all feeds, about.
+
+    First of errors that come independently, then of those that there are, in one random direction of each feed.
+    """
+    graph = as_planned(graph, plan)
+    fn, params, names = trace(graph), pack(graph), frozenset(exponents)
+    grids = {t: plan.activations[t].grid for t in names}
+    places = {t: jnp.asarray(e, jnp.int32) for t, e in exponents.items()}
+
+    def of_feed(params: Any, inputs: Any, key: Array) -> dict[str, Array]:
+        def outputs(deltas: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
+            probe = _Probe(names, deltas, {})
+            return fn(params, inputs, probe), probe.seen
+
+        shapes = jax.eval_shape(outputs, {})[1]
+        zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in shapes.items()}
+        y, pull, seen = jax.vjp(outputs, zeros, has_aux=True)
+        (gradients,) = pull(
+            {k: _projected(loss, v, jax.random.fold_in(key, i)) for i, (k, v) in enumerate(sorted(y.items()))}
+        )
+        return {k: _table(x, gradients[k], places[k], grids[k]) for k, x in seen.items()}
+
+    @jax.jit
+    def step(params: Any, inputs: Any, valid: Array, key: Array) -> dict[str, Array]:
+        found = jax.vmap(lambda x, k: of_feed(params, x, k))(inputs, jax.random.split(key, len(valid)))
+        return jax.tree.map(lambda v: jnp.tensordot(valid.astype(jnp.float32), v, 1), found)
+
+    given: list[tuple[Any, ...]] = []
+    for block in blocks:
+        for start in range(0, len(block.valid), _FEW):
+            at = (np.arange(start, start + _FEW)).clip(max=len(block.valid) - 1)
+            valid = block.valid[at] & (np.arange(start, start + _FEW) < len(block.valid))
+            given.append(({k: v[at] for k, v in block.inputs.items()}, valid, jax.random.fold_in(key, len(given))))
+    total: dict[str, np.ndarray] = {}
+    for found in two_by_two(functools.partial(step, params), *zip(*given, strict=True)):
+        for k, v in found.items():
+            total[k] = total.get(k, 0) + np.asarray(v, np.float64)
+    return total
+
+
+def _projected(loss: Loss, y: Array, key: Array) -> Array:
+    """The gradient of a random projection of an output such that its variance is the loss, to second order."""
+    if not jnp.issubdtype(y.dtype, jnp.floating):
+        return np.zeros(y.shape, jax.dtypes.float0)
+    draw = jax.random.normal(key, y.shape)
+    if loss == "mse":
+        return draw * lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(y)), 1e-30))
+    p = jax.nn.softmax(y, axis=-1)
+    root = jnp.sqrt(p) * draw
+    return (root - p * jnp.sum(root, axis=-1, keepdims=True)) * jnp.sqrt(0.5)
+
+
+def _table(x: Array, gradient: Array, exponents: Array, grid: Any) -> Array:
+    """[2, candidates]: the sum of squares, and the square of the sum, of errors times gradients."""
+    inverse = inverse_power(exponents)[:, None]
+    low, high = grid.qmin - grid.middle, grid.qmax - grid.middle
+
+    def errors(x: Array, g: Array) -> Array:
+        scaled = x * inverse
+        return (scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN)) * g
+
+    def step(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        e = errors(*piece)
+        return (sums[0] + e, sums[1] + jnp.square(e)), None
+
+    length = min(x.size, _LONGEST)
+    missing = -x.size % length
+    values, slopes = (jnp.pad(v.reshape(-1), (0, missing)).reshape(-1, length) for v in (x, gradient))
+    none = jnp.zeros((len(exponents), length))
+    (plain, square), _ = lax.scan(step, (none, none), (values, slopes))
+    return jnp.stack([square.sum(1), jnp.square(plain.sum(1))]) * jnp.ldexp(jnp.float32(1), 2 * exponents)

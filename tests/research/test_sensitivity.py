@@ -1,0 +1,148 @@
+"""Sensitivities: the oracle is onnxruntime on the plan of each row by itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax, rel_entr
+from scipy.stats import spearmanr
+
+import jq
+from jq import research
+from tests.conftest import onnxruntime_outputs
+
+
+@pytest.fixture(scope="module")
+def case(small):
+    graph, stats, images = small
+    return graph, jq.make_plan(graph, stats), images
+
+
+@pytest.fixture(scope="module")
+def alone(case):
+    return research.sensitivity(*case)
+
+
+def by_onnxruntime(case, kept) -> np.ndarray:
+    graph, plan, images = case
+    model = jq.export(graph, plan.replace({k: None for k in plan if k not in kept}))
+    return onnxruntime_outputs(model, {"x": images})[0]
+
+
+def distances(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    z, y = z.astype(np.float64), y.astype(np.float64)
+    p, q = np.exp(log_softmax(z, -1)), np.exp(log_softmax(y, -1))
+    cosine = (z * y).sum(-1) / np.linalg.norm(z, axis=-1) / np.linalg.norm(y, axis=-1)
+    return {
+        "kl": rel_entr(p, q).sum(-1).mean(),
+        "mse": np.square(z - y).mean(),
+        "cosine": 1 - cosine.mean(),
+        "top1": (z.argmax(-1) != y.argmax(-1)).mean(),
+    }
+
+
+def test_a_tensor_alone_costs_what_its_own_model_does_in_onnxruntime(case, alone):
+    _, plan, _ = case
+    assert sorted(r.name for r in alone.rows) == sorted(plan)
+    reference = by_onnxruntime(case, ())
+    for name in plan:
+        expected = distances(reference, by_onnxruntime(case, (name,)))
+        for loss, value in alone[name].losses.items():
+            assert value == pytest.approx(expected[loss], rel=2e-3, abs=1e-10), (name, loss)
+
+
+def test_all_together_cost_what_the_quantized_model_does(case, alone):
+    expected = distances(by_onnxruntime(case, ()), by_onnxruntime(case, tuple(case[1])))
+    assert alone.whole == {k: pytest.approx(v, rel=2e-3) for k, v in expected.items()}
+
+
+def test_all_but_one(case):
+    _, plan, _ = case
+    found = research.sensitivity(*case, mode="all_but_one", kind="activations")
+    assert [r.loss for r in found.rows] == sorted(r.loss for r in found.rows)
+    reference = by_onnxruntime(case, ())
+    for name in (found.rows[0].name, found.rows[-1].name):
+        kept = set(plan.activations) - {name}
+        assert found[name].loss == pytest.approx(distances(reference, by_onnxruntime(case, kept))["kl"], rel=2e-3)
+    assert found.whole["kl"] == pytest.approx(
+        distances(reference, by_onnxruntime(case, set(plan.activations)))["kl"], rel=2e-3
+    )
+
+
+def test_layers_hold_their_weights_and_what_they_make(case):
+    _, plan, _ = case
+    found = research.sensitivity(*case, by="layer", loss="mse")
+    assert sorted(t for r in found.rows for t in r.tensors) == sorted(plan)
+    row = next(r for r in found.rows if "stem.w" in r.tensors)
+    assert row.tensors == ("stem.relu", "stem.w", "stem.b")
+    expected = distances(by_onnxruntime(case, ()), by_onnxruntime(case, row.tensors))
+    assert row.loss == pytest.approx(expected["mse"], rel=2e-3)
+
+
+def test_groups_of_ones_own_may_overlap(case):
+    names = list(case[1].activations)[:3]
+    found = research.sensitivity(*case, by={"first": names[:2], "both": names})
+    expected = distances(by_onnxruntime(case, ()), by_onnxruntime(case, names))
+    assert found["both"].loss == pytest.approx(expected["kl"], rel=2e-3)
+
+
+def test_estimates_rank_as_what_is_measured(case, alone):
+    about = research.sensitivity(*case, screen=0, probes=8)
+    assert not any(r.exact for r in about.rows)
+    names = [r.name for r in alone.rows]
+    assert spearmanr([alone[n].loss for n in names], [about[n].loss for n in names]).statistic > 0.9
+    for loss in ("kl", "mse", "cosine"):
+        about = research.sensitivity(*case, loss=loss, kind="weights", screen=0, probes=64)
+        ratios = [r.loss / alone[r.name].losses[loss] for r in about.rows]
+        assert np.median(ratios) == pytest.approx(1, abs=0.2), loss
+
+
+def test_screening_measures_only_the_first(case, alone):
+    found = research.sensitivity(*case, screen=5)
+    exact = [r for r in found.rows if r.exact]
+    assert len(exact) == 5
+    for row in exact:
+        assert row.loss == pytest.approx(alone[row.name].loss, rel=1e-3, abs=1e-12)
+        assert row.estimate is not None
+    assert "second-order" in found.summary()
+
+
+def test_many_groups_take_several_walks(case, alone, monkeypatch):
+    monkeypatch.setattr(sys.modules["jq.research.sensitivity"], "_LANES_BYTES", 0)
+    found = research.sensitivity(*case, kind="activations")
+    for row in found.rows:
+        assert row.loss == pytest.approx(alone[row.name].loss, rel=1e-3, abs=1e-12)
+
+
+def test_results_are_data(alone, tmp_path):
+    alone.to_json(tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [r["name"] for r in found["rows"]] == [r.name for r in alone.rows]
+    assert alone.rows[0].name in alone._repr_html_()
+    assert alone.summary(3).count("\n") == 5
+
+
+def test_mistakes_are_named(case):
+    graph, plan, images = case
+    for options, words in (
+        ({"loss": "kll"}, "loss is 'kll'"),
+        ({"by": "block"}, "by is 'block'"),
+        ({"mode": "none"}, "mode is 'none'"),
+        ({"kind": "all"}, "kind is 'all'"),
+        ({"by": {"a": ["stem.v"]}}, "stem.w"),
+        ({"screen": -1}, "screen is -1"),
+        ({"screen": 3, "loss": "top1"}, "top1"),
+        ({"screen": 3, "mode": "all_but_one"}, "mode='alone'"),
+        ({"screen": 3, "probes": 0}, "probes is 0"),
+    ):
+        with pytest.raises(jq.ConfigError, match=words):
+            research.sensitivity(graph, plan, images, **options)
+    with pytest.raises(jq.ConfigError, match="no row 'stem'"):
+        research.sensitivity(graph, plan, images, by={"all": list(plan)})["stem"]
+    bad = images.copy()
+    bad[3, 0, 0, 0] = np.nan
+    with pytest.raises(jq.DataError, match="feed 3"):
+        research.sensitivity(graph, plan, bad, by={"all": list(plan)})
