@@ -84,6 +84,7 @@ class Lanes:
     ) -> dict[str, Array]:
         """The outputs [1 + groups, feeds, ...], the base first; inputs lead with feeds, those that are `known` do not."""
         static = demanded(self.graph)
+        params = {k: jax.tree.map(jnp.asarray, v) for k, v in params.items()}  # none of them is known
         scope: Scope = {**self.graph.constants, **params, **known}
         scope |= {k: a for k, a in self.graph.params.items() if k in static}
         rounded = {k: plan.fake_quant(k, scope[k]) for k in plan.weights if k in scope}
