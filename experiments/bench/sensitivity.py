@@ -146,10 +146,9 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
             "images": args.count,
             "onnxruntime": theirs,
         }
-        spent = ", ".join(f"{k} {v:.1f}" for k, v in theirs.items() if k in ("export", "session", "run"))
-        print(
-            f"{row['model']}, {tensors} activations, {args.count} images\n  onnxruntime {theirs['seconds']:.1f} s ({spent}, batch {theirs['batch']})"
-        )
+        parts = ", ".join(f"{k} {theirs[k]:.1f}" for k in ("export", "session", "run"))
+        print(f"{row['model']}, {tensors} activations, {args.count} images")
+        print(f"  onnxruntime {theirs['seconds']:.1f} s ({parts}, batch {theirs['batch']})")
         for name, screen in (("exact", None), (f"screen={args.screen}", args.screen), ("estimate", 0)):
             with tempfile.TemporaryDirectory() as cache:
                 cold, warm = (fresh(in_one_walk, cores, folder, screen, cache) for _ in range(2))
