@@ -1,12 +1,12 @@
 """Sensitivity of all activations: one walk of jq, against one plan at a time through onnxruntime.
 
-    python experiments/bench/sensitivity.py [MODEL.onnx:PREP ...] [--images NPZ] [--count 64] [--screen 8] [--batch 16]
+    python experiments/bench/sensitivity.py [MODEL.onnx:PREP ...] [--images NPZ] [--count 64] [--screen 8] [--batch 1 4 8 16]
 
 NPZ and PREP are as in bench/calibrate.py; without models it takes the bundled ones. Each model is prepared, equalized
 and calibrated in XINT8 on the images first, which is not counted. Then, each in a process of its own, imports aside:
 
 * onnxruntime: for each activation of the plan, and for none, the export of the plan that quantizes it alone, a session,
-  and the images in batches; KL against the float outputs.
+  and the images in the batches that suit it best; KL against the float outputs.
 * jq.research.sensitivity of the same: all measured end to end (exact); `--screen` of them, chosen by the second-order
   estimate, and the estimate of the others; the estimate alone. Each with an empty compilation cache (cold) and with the
   one that this left (warm); a second call in the same process is as warm.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -58,7 +59,7 @@ def inputs(folder: str) -> tuple[Any, Any, np.ndarray]:
     return graph, plan, np.load(f"{folder}/images.npy")
 
 
-def one_at_a_time(cores: Sequence[int], folder: str, batch: int) -> dict[str, Any]:
+def one_at_a_time(cores: Sequence[int], folder: str, batches: Sequence[int]) -> dict[str, Any]:
     setup(cores, len(cores))
     import onnxruntime as ort
 
@@ -68,6 +69,7 @@ def one_at_a_time(cores: Sequence[int], folder: str, batch: int) -> dict[str, An
     options = ort.SessionOptions()
     options.intra_op_num_threads = len(cores)
     spent, outputs = {"export": 0.0, "session": 0.0, "run": 0.0}, {}
+    batch = fastest(f"{folder}/graph.onnx", x, batches, options)
     for tensor in (None, *plan.activations):
         times = [time.perf_counter()]
         jq.export(graph, plan.replace({k: None for k in plan if k != tensor}), path=f"{folder}/one.onnx")
@@ -82,7 +84,22 @@ def one_at_a_time(cores: Sequence[int], folder: str, batch: int) -> dict[str, An
             spent[key] += float(seconds)
     p = outputs.pop(None)
     losses = {k: float(np.mean(np.sum(np.exp(p) * (p - q), axis=1))) for k, q in outputs.items()}
-    return {"seconds": sum(spent.values()), **spent, "losses": losses}
+    return {"seconds": sum(spent.values()), **spent, "batch": batch, "losses": losses}
+
+
+def fastest(path: str, x: np.ndarray, batches: Sequence[int], options: Any) -> int:
+    """How many images at once suit onnxruntime best, on the float model; not counted."""
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name, seconds = session.get_inputs()[0].name, dict.fromkeys(batches, math.inf)
+    for _ in range(3):
+        for batch in batches:
+            start = time.perf_counter()
+            for i in range(0, len(x), batch):
+                session.run(None, {name: x[i : i + batch]})
+            seconds[batch] = min(seconds[batch], time.perf_counter() - start)
+    return min(seconds, key=seconds.__getitem__)
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -129,10 +146,9 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
             "images": args.count,
             "onnxruntime": theirs,
         }
-        spent = ", ".join(f"{k} {v:.1f}" for k, v in theirs.items() if k != "seconds")
-        print(
-            f"{row['model']}, {tensors} activations, {args.count} images\n  onnxruntime {theirs['seconds']:.1f} s ({spent})"
-        )
+        parts = ", ".join(f"{k} {theirs[k]:.1f}" for k in ("export", "session", "run"))
+        print(f"{row['model']}, {tensors} activations, {args.count} images")
+        print(f"  onnxruntime {theirs['seconds']:.1f} s ({parts}, batch {theirs['batch']})")
         for name, screen in (("exact", None), (f"screen={args.screen}", args.screen), ("estimate", 0)):
             with tempfile.TemporaryDirectory() as cache:
                 cold, warm = (fresh(in_one_walk, cores, folder, screen, cache) for _ in range(2))
@@ -150,7 +166,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="npz with uint8 NHWC `images`, for models")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--screen", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=16, help="images at once of onnxruntime")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16], help="images at once of onnxruntime")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "sensitivity.jsonl")
     args = parser.parse_args()

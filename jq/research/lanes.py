@@ -56,10 +56,10 @@ class Laned:
         feeds = jax.tree.leaves(self.rows)[0].shape[0] // len(self.lanes)
         return stacked([jax.tree.map(lambda x, r=r: x[r[0] * feeds : (r[-1] + 1) * feeds], self.rows) for r in runs])
 
-    def put(self, lanes: Sequence[int], rows: Sequence[Any]) -> Laned:
-        """A copy in which these lanes, each with its rows, are the last."""
+    def put(self, lanes: Sequence[int], rows: Any) -> Laned:
+        """A copy in which these lanes, with their rows, are the last."""
         others = tuple(i for i in self.lanes if i not in lanes)
-        return Laned(stacked([self.over(others), *rows]), (*others, *lanes))
+        return Laned(stacked([self.over(others), rows]), (*others, *lanes))
 
 
 def stacked(parts: Sequence[Any]) -> Any:
@@ -84,6 +84,7 @@ class Lanes:
     ) -> dict[str, Array]:
         """The outputs [1 + groups, feeds, ...], the base first; inputs lead with feeds, those that are `known` do not."""
         static = demanded(self.graph)
+        params = {k: jax.tree.map(jnp.asarray, v) for k, v in params.items()}  # none of them is known
         scope: Scope = {**self.graph.constants, **params, **known}
         scope |= {k: a for k, a in self.graph.params.items() if k in static}
         rounded = {k: plan.fake_quant(k, scope[k]) for k in plan.weights if k in scope}
@@ -186,11 +187,11 @@ class _Walk:
             return value
         rounded = jax.vmap(lambda x: self.plan.fake_quant(name, x))
         here = tuple(i for i, group in self.groups.items() if name in group)
-        own = [value.over((i,)) for i in here]
         if self.lanes.inverted:
             others = tuple(i for i in value.lanes if i not in here)
-            return Laned(rounded(value.over(others)), others).put(here, own)
-        return value.put(here, [rounded(rows) for rows in own]) if here else value
+            found = Laned(rounded(value.over(others)), others)
+            return found.put(here, value.over(here)) if here else found
+        return value.put(here, rounded(value.over(here))) if here else value
 
     def step(self, node: Node, scope: Scope) -> Scope:
         """What a node makes. Where it reads weights of some groups, their lanes are computed apart."""

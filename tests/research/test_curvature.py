@@ -50,14 +50,14 @@ def kl_hessian(z):
 def test_a_probe_has_the_hessian_of_its_loss_as_second_moment(loss):
     z = jnp.asarray(np.random.default_rng(1).standard_normal((1, 5)), jnp.float32)
     expected = jax.hessian(lambda d: losses({"z": z}, {"z": z + d[None]})[loss])(jnp.full(5, 1e-6))
-    keys = jax.random.split(jax.random.key(0), 20_000)
+    keys = jax.random.split(jax.random.key(0), 5_000)
     v = jax.vmap(lambda key: probe(loss, {"z": z}, key)["z"][0])(keys)
-    np.testing.assert_allclose(v.T @ v / len(v), expected, atol=0.04 * float(jnp.abs(expected).max()))
+    np.testing.assert_allclose(v.T @ v / len(v), expected, atol=0.08 * float(jnp.abs(expected).max()))
 
 
 def test_fisher_is_the_diagonal_of_the_gauss_newton_matrix(case):
     graph, images = case
-    found = research.fisher(graph, images, tensors=list(SHAPES), probes=400)
+    found = research.fisher(graph, images, tensors=list(SHAPES), probes=200)
     for name, shape in SHAPES.items():
 
         def diagonal(x, name=name, shape=shape):
@@ -74,8 +74,7 @@ def test_fisher_is_the_diagonal_of_the_gauss_newton_matrix(case):
         assert found[name].sum() == pytest.approx(expected.sum(), rel=0.1)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-@pytest.mark.parametrize("name", ["stem.relu", "deep.w"])
+@pytest.mark.parametrize(("name", "labelled"), [("stem.relu", True), ("deep.w", False), ("deep.w", True)])
 def test_hessian_trace(case, name, labelled):
     graph, images = case
     labels = np.array([0, 3, 1])
@@ -96,7 +95,7 @@ def test_hessian_trace(case, name, labelled):
     expected = np.mean([np.trace(h) for h in each])
     # Of random signs, r'Hr has the variance 2 |H|^2 off the diagonal.
     variance = [2 * (np.square(h).sum() - np.square(np.diag(h)).sum()) / probes for h in each]
-    assert found[name] == pytest.approx(expected, abs=4 * np.sqrt(np.sum(variance)) / SAMPLES, rel=1e-3)
+    assert found[name] == pytest.approx(expected, abs=float(4 * np.sqrt(np.sum(variance)) / SAMPLES), rel=1e-3)
 
 
 def test_one_seed_gives_the_same_numbers(case):

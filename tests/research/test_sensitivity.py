@@ -6,12 +6,14 @@ import json
 import sys
 
 import numpy as np
+import onnx
 import pytest
 from scipy.special import log_softmax, rel_entr
 from scipy.stats import spearmanr
 
 import jq
 from jq import research
+from jq.research.lanes import Lanes
 from tests.conftest import onnxruntime_outputs
 
 
@@ -146,3 +148,27 @@ def test_mistakes_are_named(case):
     bad[3, 0, 0, 0] = np.nan
     with pytest.raises(jq.DataError, match="feed 3"):
         research.sensitivity(graph, plan, bad, by={"all": list(plan)})
+
+
+def test_a_weight_that_a_node_turns_has_its_lane():
+    helper, rng = onnx.helper, np.random.default_rng(0)
+    w = rng.standard_normal((5, 4)).astype(np.float32)
+    value = helper.make_tensor_value_info
+    graph = jq.load(
+        helper.make_model(
+            helper.make_graph(
+                [helper.make_node("Transpose", ["w"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])],
+                "turned",
+                [value("x", onnx.TensorProto.FLOAT, ["N", 4])],
+                [value("y", onnx.TensorProto.FLOAT, ["N", 5])],
+                [onnx.numpy_helper.from_array(w, "w")],
+            ),
+            opset_imports=[helper.make_opsetid("", 17)],
+        )
+    )
+    found = jq.QParams(np.float32(0.5), np.int32(0), jq.formats.INT8)
+    plan = jq.Plan({}, {"w": found}, frozenset())
+    x = rng.standard_normal((3, 1, 4)).astype(np.float32)
+    y = Lanes(graph, (frozenset({"w"}),))(graph.params, plan, {"x": x}, {})["y"]
+    expected = np.stack([x @ w.T, x @ (np.round(w / 0.5) * 0.5).T])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
