@@ -4,7 +4,10 @@ Such factors change no value of the float network by a bit, where no Clip is on 
 the file. What is least is the noise that `jq.equalize` predicts. Which exponent n_c each channel c has and which step
 2^k_t each tensor t is rounded with is decided together: with the noise f_t(k, c, n) of channel c in tensor t,
 
-    minimize  sum over t, c of f_t(k_t, c, n_c).
+    minimize  sum over t, c of f_t(k_t, c, n_c),
+
+where a step must reach what it rounds: with clipping allowed, the program finds where the prediction of what clipping
+costs is wrong, and fashion_resnet loses 1.7 dB.
 
 Once the steps are chosen, every channel is by itself; once the factors of other groups are, only the tensors that a
 group's channels are in hang together. So the program falls into one for each group of channels, which is solved
@@ -16,8 +19,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from jq.config import QuantConfig, resolve
 from jq.equalize.channels import Channels, measure
 from jq.equalize.factors import limits, optimize
 from jq.equalize.groups import FIXED, find_groups
-from jq.equalize.noise import Activation, Grid, Noise, Weight, predict
+from jq.equalize.noise import Activation, Noise, Weight, predict
 from jq.equalize.rewrite import scaled
 from jq.errors import ConfigError
 from jq.graph import Graph
@@ -149,60 +152,60 @@ def by_program(costs: Sequence[np.ndarray], seconds: float = _SECONDS) -> np.nda
 
 
 def _costs(tensor: Activation | Weight, now: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
-    """The noise [steps, classes, choices] of a tensor in which these classes are; None if they are not."""
+    """The noise [steps, classes, choices] of a tensor in which these classes are; None if they are not.
+
+    A step that does not reach a channel is forbidden to it. What is not of the group is put to the first class.
+    """
     index = np.full(len(now), -1)
-    index[classes] = np.arange(len(classes))  # what is not of the group has the same noise at all choices
-    if isinstance(tensor, Activation):
-        return _of_activation(tensor, now, index, len(classes))
-    return _of_weight(tensor, now, index, len(classes))
+    index[classes] = np.arange(len(classes))
+    found = _activation(tensor, now, index) if isinstance(tensor, Activation) else _weight(tensor, now, index)
+    if found is None:
+        return None
+    own, reach, noise = found
+    reaches = np.zeros((len(classes), len(_NEAR)))
+    np.maximum.at(reaches, own, reach)
+    least, most = (np.ceil(np.log2(max(r, 1e-30) / tensor.grid.codes)) for r in (reaches.max(0).min(), reaches.max()))
+    steps = np.exp2(np.arange(least, most + 1))
+    costs = np.zeros((len(steps), *reaches.shape))
+    for step, cost in zip(steps, costs, strict=True):
+        np.add.at(cost, own, noise(step))
+        cost[reaches > tensor.grid.codes * step] = np.inf
+    return costs
 
 
-def _steps(grid: Grid, reaches: np.ndarray) -> np.ndarray:
-    """All steps that are in question for ranges between the least and the largest of these."""
-    low, high = np.log2([grid.steps(float(reaches.min()))[-1], grid.steps(float(reaches.max()))[0]])
-    return np.exp2(np.arange(low, high + 1))
+_Found: TypeAlias = tuple[
+    np.ndarray, np.ndarray, Callable[[float], np.ndarray]
+]  # classes, and of each choice, reach and noise
 
 
-def _of_activation(tensor: Activation, now: np.ndarray, index: np.ndarray, count: int) -> np.ndarray | None:
-    own = index[tensor.classes]
+def _activation(tensor: Activation, now: np.ndarray, index: np.ndarray) -> _Found | None:
+    own, seen = index[tensor.classes], tensor.seen
     if (own < 0).all():
         return None
-    seen = tensor.seen
-    f = np.exp2(now[tensor.classes][:, None] + np.where(own[:, None] >= 0, _NEAR, 0))  # [C, N]
-    bound = np.inf if tensor.bound is None else tensor.bound
-    reach = np.minimum(seen.reach[:, None], bound / f)
-    steps = _steps(tensor.grid, (reach * f).max(0))[:, None, None]
-    largest = tensor.grid.codes * steps / f
-    mean = np.sqrt(np.maximum(seen.power, 1e-30) / (2 * np.maximum(seen.active, 1e-3)))[:, None]
-    cut = np.where(largest < reach, seen.power[:, None] * np.exp(-largest / mean), 0)
-    lost = np.minimum(np.square(steps / f) / 12 * seen.active[:, None], seen.power[:, None]) + cut
+    f = np.exp2(now[tensor.classes][:, None] + np.where(own[:, None] >= 0, _NEAR, 0))
+    reach, passed = seen.reach[:, None] * f, np.zeros_like(f)
     if tensor.bound is not None:
-        lost = lost + np.stack([tensor.passed(column) for column in f.T], 1)
-    found = np.zeros((len(steps), count, len(_NEAR)))
-    np.add.at(found.swapaxes(0, 1), np.maximum(own, 0), (lost * tensor.importance.white[:, None]).swapaxes(0, 1))
-    return found
+        reach, passed = np.minimum(reach, tensor.bound), np.stack([tensor.passed(column) for column in f.T], 1)
+
+    def noise(step: float) -> np.ndarray:
+        rounding = np.minimum(np.square(step / f) / 12 * seen.active[:, None], seen.power[:, None])
+        return (rounding + passed) * tensor.importance.white[:, None]
+
+    return np.maximum(own, 0), reach, noise
 
 
-def _of_weight(tensor: Weight, now: np.ndarray, index: np.ndarray, count: int) -> np.ndarray | None:
+def _weight(tensor: Weight, now: np.ndarray, index: np.ndarray) -> _Found | None:
     """Where both what a weight reads and what it makes are of the group, what it reads stays as it is."""
-    made, read = index[tensor.made], np.broadcast_to(index[tensor.read], tensor.size.shape[:2])
-    outputs = (made >= 0).any()
-    if not outputs and (read < 0).all():
+    shape = tensor.kernels.shape
+    own = np.broadcast_to(index[tensor.made][:, None], shape)
+    sign = 1
+    if (own < 0).all():
+        own, sign = np.broadcast_to(index[tensor.read], shape), -1
+    if (own < 0).all():
         return None
-    up, down = np.exp2(now[tensor.made])[:, None], np.broadcast_to(np.exp2(now[tensor.read]), read.shape)
-    power = np.broadcast_to(tensor.power, read.shape)
-    size = tensor.size * (up / down)[:, :, None]
-    counts = tensor.importance[:, None] / up**2 * power * down**2  # [O, J]
-    own = np.broadcast_to(made[:, None], read.shape) if outputs else read
-    factor = np.exp2(_NEAR if outputs else -_NEAR)
-    reaches = np.array([(size.max(2) * np.where(own >= 0, x, 1)).max() for x in factor])
-    steps = _steps(tensor.grid, reaches)
-    found, at = np.zeros((len(steps), count, len(factor))), np.maximum(own, 0).ravel()
-    for n, x in enumerate(factor):
-        scale = np.where(own >= 0, x, 1.0)
-        sizes, weight = size * scale[:, :, None], counts / scale**2
-        for k, step in enumerate(steps):
-            cut = np.square(np.maximum(sizes - tensor.grid.codes * step, 0)).sum(2)
-            lost = weight * (step**2 / 12 * size.shape[2] + cut)
-            found[k, :, n] = np.bincount(at, lost.ravel(), count)
-    return found
+    ratio = np.exp2(now[tensor.made][:, None] - now[np.broadcast_to(tensor.read, shape)])
+    factor = ratio[..., None] * np.exp2(np.where(own[..., None] >= 0, sign * _NEAR, 0))  # [O, J, choices]
+    power = tensor.importance[:, None] * tensor.power * tensor.size.shape[2] / 12
+    counts = (power[..., None] / factor**2).reshape(-1, len(_NEAR))
+    reach = (tensor.kernels[..., None] * factor).reshape(-1, len(_NEAR))
+    return np.maximum(own, 0).ravel(), reach, lambda step: counts * step**2
