@@ -65,12 +65,14 @@ plt.show()
 # %% [markdown]
 # ## The pool
 #
-# The network ends with a mean over a window. The chip multiplies by a whole number and shifts, and so is off by a factor.
+# The network ends with a mean over a window. The chip multiplies by a whole number and shifts, and so is off by a factor. The
+# quantizer has put the same factor into the model, so that onnxruntime computes with it too.
 
 # %%
 for row in logs["aie2_x1"].rows:
     if row.factor_error:
-        print(f"{row.node} ({row.operators}): off by {100 * row.factor_error:+.2f} %")
+        causes = dict(row.causes) or "none"
+        print(f"{row.operators}: off by {100 * row.factor_error:+.2f} %; causes of differences there: {causes}")
 
 # %% [markdown]
 # ## Does it matter?
