@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jq import files
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import use_all_cores
 from jq.cli.show import show, table
 from jq.errors import ConfigError
@@ -17,7 +17,7 @@ from jq.errors import ConfigError
 _WRITERS = {".md": "to_markdown", ".tex": "to_latex", ".svg": "to_svg"}
 
 
-@app.command()
+@command()
 def ablate(
     experiment: Annotated[Path, typer.Argument(help="A .toml or .py file, as in experiments/.", show_default=False)],
     output: Annotated[

@@ -10,13 +10,13 @@ import typer
 
 import jq
 from jq import files
-from jq.cli.application import app
+from jq.cli.application import command
 from jq.cli.options import Config, Data, FloatModel, Limit, config_of, use_all_cores
 from jq.cli.show import show
 from jq.errors import ConfigError
 
 
-@app.command()
+@command()
 def sensitivity(
     model: FloatModel,
     data: Data = None,

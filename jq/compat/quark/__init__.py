@@ -181,7 +181,7 @@ _ABSENT = {
     "CachedDataReader": "jq reads a reader once, and keeps what it needs again",
     **dict.fromkeys(
         ("AutoSearch", "AutoSearchPro", "SearchSpace", "generate_all_configs", "get_auto_search_config"),
-        "jq does not choose configs by itself: quantize with each, and compare the reports",
+        "jq.research.ablate runs configs side by side, as one piece of work",
     ),
 }
 
