@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -106,7 +107,7 @@ class Range(Observer):
     absolute: bool = False
 
     def init(self, rows: int, place: Place) -> State:
-        return {"low": np.full(rows, np.inf, np.float32), "high": np.full(rows, -np.inf, np.float32)}
+        return {"low": np.full(rows, np.inf, _float()), "high": np.full(rows, -np.inf, _float())}
 
     def observe(self, x: Array, place: Place) -> State:
         x = self._by_row(jnp.abs(x) if self.absolute else x)
@@ -129,8 +130,8 @@ class MovingRange(Observer):
     weight: float = 0.01
 
     def init(self, rows: int, place: Place) -> State:
-        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), np.zeros(rows, np.float32))
-        return {"feeds": np.zeros(rows, np.int32), "decay": np.ones(rows, np.float32)} | zeros
+        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), np.zeros(rows, _float()))
+        return {"feeds": np.zeros(rows, np.int32), "decay": np.ones(rows, _float())} | zeros
 
     def observe(self, x: Array, place: Place) -> State:
         seen = Range(self.axis).observe(x, place)
@@ -155,7 +156,7 @@ class Moments(Observer):
     """Count, sum and sum of squares: mean, second moment and the power of the signal."""
 
     def init(self, rows: int, place: Place) -> State:
-        none = np.zeros(rows, np.float32)
+        none = np.zeros(rows, _float())
         return {"count": np.zeros(rows, np.int32), "total": none, "square": none}
 
     def observe(self, x: Array, place: Place) -> State:
@@ -179,7 +180,7 @@ class Means(Observer):
         return tensor in self.only
 
     def init(self, rows: int, place: Place) -> State:
-        return {"count": np.zeros(rows, np.int32), "total": np.zeros(rows, np.float32)}
+        return {"count": np.zeros(rows, np.int32), "total": np.zeros(rows, _float())}
 
     def observe(self, x: Array, place: Place) -> State:
         x = self._by_row(x)
@@ -240,7 +241,7 @@ class ErrorTable(Observer):
         return {"coarsest": coarsest, "inverse": power_of_two(-columns), "least": least, "most": most}
 
     def init(self, rows: int, place: Place) -> State:
-        return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), np.float32)}
+        return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), _float())}
 
     def observe(self, x: Array, place: Place) -> State:
         """Accumulate elementwise over pieces of the tensor, and reduce last.
@@ -404,6 +405,11 @@ def wide(state: State) -> State:
     return {
         k: np.asarray(v, np.int64 if jnp.issubdtype(v.dtype, jnp.integer) else np.float64) for k, v in state.items()
     }
+
+
+def _float() -> np.dtype:
+    """JAX's own type of floats: of 64 bits in its 64-bit mode. By numpy, states of many shapes compile nothing."""
+    return jax.dtypes.canonicalize_dtype(np.float64)
 
 
 def _on_host(*states: State) -> bool:
