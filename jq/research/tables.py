@@ -17,7 +17,7 @@ _TITLES = {
     "float_top1": "float top-1", "top1": "top-1", "agreement": "agreement", "sqnr": "SQNR, dB", "kl": "KL",
     "added_seconds": "s",
 }  # fmt: skip
-_DIGITS = {"sqnr": 2, "kl": 4, "added_seconds": 1}
+_DIGITS = {"sqnr": 2, "kl": 5, "added_seconds": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,6 +224,8 @@ class TestCommand:
         folder = Path(__file__).parents[2] / "experiments" / "ablations"
         found = jq.research.read_experiment(folder / "bundled.toml")
         assert len(found.configs) * len(found.seeds) * len(found.subjects) == 48
+        with pytest.raises(jq.ConfigError, match="Did you mean 'fashion_resnet'"):
+            jq.research.read_experiment(folder / "bundled.toml", ["fashion_resnt"])
 
     @pytest.mark.parametrize(
         ("text", "message"),
