@@ -88,7 +88,7 @@ def fisher(
     >>> images, _ = jq.zoo.calibration_set()
     >>> found = fisher(graph, images[:4], tensors=["input", "stem.weight"])
     >>> {k: v.shape for k, v in found.items()}
-    {'input': (1,), 'stem.weight': (16,)}
+    {'input': (1,), 'stem.weight': (24,)}
     """
     check_loss(loss, CURVED)
     check_probes(probes)
