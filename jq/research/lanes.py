@@ -202,7 +202,7 @@ class _Walk:
         others = tuple(i for i in dict.fromkeys(itertools.chain((BASE,), *widest_first)) if i not in here)
         known: Scope = {}
         parts = [self._run(node, scope, {k: v.over(others) for k, v in values.items()}, known)]
-        if not values and not here:
+        if not values and not here and self.plan.activations.keys().isdisjoint(node.outputs):
             return known | parts[0]
         for i in here:
             own = {k: self.weights[k] for k in reads & self.groups[i] & self.weights.keys()}
