@@ -177,12 +177,17 @@ def entries(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[t
     return found
 
 
+def command() -> str:
+    """What is run, without the folders of this machine."""
+    return shlex.join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)])
+
+
 def main() -> None:
     parser = parser_of(__doc__, RESULTS)
     parser.add_argument("--methods", nargs="+", default=["coordinate"])
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
-    common = {"threads": len(cores), "command": shlex.join(["python", *sys.argv])}
+    common = {"threads": len(cores), "command": command()}
     for path, prep, offset in entries(parser, args):
         rows = measure(args, cores, path, prep, offset)
         with args.out.open("a") as file:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from calibrate import fresh, setup, write_data
-from joint_search import compared, entries, parser_of
+from joint_search import command, compared, entries, parser_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "pow2_factors.jsonl"
 
@@ -57,7 +56,7 @@ def main() -> None:
     parser = parser_of(__doc__, RESULTS)
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
-    common = {"threads": len(cores), "command": shlex.join(["python", *sys.argv])}
+    common = {"threads": len(cores), "command": command()}
     for path, prep, offset in entries(parser, args):
         with tempfile.TemporaryDirectory() as args.folder:
             data = f"{args.folder}/images.npy"

@@ -89,7 +89,8 @@ def descend(
         for _ in range(sweeps):
             states = segments.begin(blocks)
             if not beams:
-                beams = [_Beam(way, np.concatenate(list(segments.losses(0, [way.plan], [0], states, blocks)), 1)[0])]
+                same = [way.plan] * 2 * width, [0] * 2 * width  # as many as will be tried at once, for one program
+                beams = [_Beam(way, np.concatenate(list(segments.losses(0, *same, states, blocks)), 1)[0])]
             beams = [dataclasses.replace(b, parent=0) for b in beams]
             for s, groups in enumerate(order):
                 for group in groups:
