@@ -15,7 +15,7 @@ SUFFIXES = (".toml", ".json")
 
 
 def read_config(path: str | os.PathLike[str]) -> QuantConfig:
-    """Return the config that a .toml or .json file describes; JSON is what begins with a brace, whatever the name.
+    """Return the config that a .toml or .json file describes.
 
     Its keys are the options of `QuantConfig`; `preset` names what those have that are not there, otherwise
     `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` is of all operators.
@@ -29,15 +29,15 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     ('float', 'percentile', {'stem*': (('activation', int16),)})
     """
     name = os.fspath(path)
+    kind, parse = ("JSON", json.loads) if name.endswith(".json") else ("TOML", tomllib.loads)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # bytes that are no UTF-8, a name with a null byte
-        raise ConfigError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-    kind, parse = ("JSON", json.loads) if text.lstrip().startswith("{") else ("TOML", tomllib.loads)
-    try:
-        found = parse(text)
-    except ValueError as error:
+        found = parse(Path(path).read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
+    except ValueError as error:  # also of bytes that are no text
         raise ConfigError(f"{name} is no {kind}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
     try:
         base = presets[found.pop("preset")] if "preset" in found else QuantConfig()
         return base.replace(**{option: QuantConfig.read(option, value) for option, value in found.items()})
