@@ -24,6 +24,7 @@ from jq.layout import pack
 from jq.trace import AnyOrder, trace
 
 Sums = dict[str, dict[str, Any]]
+_ROWS = 8  # positions whose sums are kept apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,22 +106,34 @@ def _step(
 
 
 def _sums(bound: float | None, x: jax.Array, last: bool) -> dict[str, jax.Array]:
-    """The sums of one sample; of what a Clip reads, those of what it makes, but the largest value."""
-    x = x.astype(jnp.float32)
-    axes = tuple(a for a in range(x.ndim) if a != (x.ndim - 1 if last else 1))
+    """The sums of one sample; of what a Clip reads, those of what it makes, but the largest value.
+
+    Some rows at a time are added up elementwise, and reduced last: XLA's reductions take two to four times as long.
+    """
+    x = x if last else jnp.moveaxis(x, 1, -1)
+    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+    rows = jnp.pad(rows, ((0, -len(rows) % _ROWS), (0, 0)))  # zeros change no sum
+    pieces = rows.reshape(-1, _ROWS, x.shape[-1])
+
+    def add(found: dict[str, jax.Array], piece: jax.Array) -> tuple[dict[str, jax.Array], None]:
+        return _merged(found, _terms(bound, piece)), None
+
+    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), pieces[0]))
+    found, _ = lax.scan(add, none, pieces)
+    sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in found.items()}
+    return sums | {"pixels": jnp.float32(x.size / x.shape[-1])}
+
+
+def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
+    """What each value adds to the sums."""
     found = {}
     if bound is not None:
         x = jnp.maximum(x, 0)
         over = jnp.maximum(x - bound, 0)
-        found = {"over": over.sum(axes), "beyond": jnp.square(over).sum(axes)}
-    found["reach"] = jnp.abs(x).max(axes)
+        found = {"over": over, "beyond": jnp.square(over)}
+    found["reach"] = jnp.abs(x)
     x = x if bound is None else jnp.minimum(x, bound)
-    return found | {
-        "total": x.sum(axes),
-        "squares": jnp.square(x).sum(axes),
-        "active": (x != 0).astype(jnp.float32).sum(axes),
-        "pixels": jnp.float32(x.size / x.shape[-1 if last else 1]),
-    }
+    return found | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
 
 
 def _merged(a: Mapping[str, Any], b: Mapping[str, Any], maximum: Callable[..., Any] = jnp.maximum) -> dict[str, Any]:
