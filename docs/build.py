@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -74,7 +75,8 @@ def main() -> None:
     for source in sorted(p for pattern in FILES for p in ROOT.glob(pattern)):
         shutil.copy(source, SITE / source.relative_to(ROOT))
     pdoc.render.configure(docformat="markdown", footer_text="")
-    pdoc.pdoc(*MODULES, output_directory=SITE / "api")
+    with contextlib.chdir(SITE / "docs"):  # where no folder is called like the package, of which pdoc would warn
+        pdoc.pdoc(*MODULES, output_directory=SITE / "api")
     print(f"written: {SITE / 'index.html'}")
 
 
