@@ -19,7 +19,7 @@ from jq.equalize.channels import Channels, measure
 from jq.equalize.choice import choose
 from jq.equalize.factors import optimize
 from jq.equalize.groups import find_groups
-from jq.equalize.noise import predict
+from jq.equalize.noise import Noise, predict
 from jq.equalize.quark import equalize_as_quark as equalize_as_quark
 from jq.equalize.rewrite import scaled
 from jq.graph import Graph
@@ -42,14 +42,20 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
     config = resolve(config)
     if config.strict_quark:
         return equalize_as_quark(graph)
+    noise = predicted_noise(graph, config, data)
+    return graph if noise is None else scaled(graph, noise.groups, choose(noise, optimize(noise)))
+
+
+def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | None:
+    """Return what rounding is predicted to cost at the outputs, by the factors; None where there is nothing to choose."""
     groups = find_groups(graph, clips=data is not None)
     if groups.count == 1 or not groups.layers:
-        return graph
+        return None
     if data is None:
         seen = {name: Channels.unknown(len(classes)) for name, classes in groups.channels.items()}
     else:
         seen = measure(graph, groups, data, config)
     if not all(c.is_finite for c in seen.values()):
-        return graph  # calibration says where
+        return None  # calibration says where
     noise = predict(graph, groups, seen, config)
-    return scaled(graph, groups, choose(noise, optimize(noise))) if noise.terms else graph
+    return noise if noise.terms else None

@@ -26,10 +26,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jq.config import QuantConfig, resolve
-from jq.equalize.channels import Channels, measure
+from jq.equalize import predicted_noise
 from jq.equalize.factors import limits, optimize
-from jq.equalize.groups import FIXED, find_groups
-from jq.equalize.noise import Activation, Noise, Weight, predict
+from jq.equalize.groups import FIXED
+from jq.equalize.noise import Activation, Noise, Weight
 from jq.equalize.rewrite import scaled
 from jq.errors import ConfigError
 from jq.graph import Graph
@@ -55,18 +55,11 @@ def equalize_pow2(graph: Graph, config: QuantConfig | str = "XINT8", data: Any =
     config = resolve(config)
     if config.scale != "power_of_two":
         raise ConfigError(f"scale is {config.scale!r}: the steps of this program are powers of two")
-    groups = find_groups(graph, clips=data is not None)
-    if groups.count == 1 or not groups.layers:
+    noise = predicted_noise(graph, config, data)
+    if noise is None:
         return graph
-    if data is None:
-        seen = {name: Channels.unknown(len(classes)) for name, classes in groups.channels.items()}
-    else:
-        seen = measure(graph, groups, data, config)
-    if not all(c.is_finite for c in seen.values()):
-        return graph  # calibration says where
-    noise = predict(graph, groups, seen, config)
-    exponents = integer_exponents(noise) if noise.terms else np.zeros(groups.count, np.int64)
-    return scaled(graph, groups, np.exp2(exponents)) if exponents.any() else graph
+    exponents = integer_exponents(noise)
+    return scaled(graph, noise.groups, np.exp2(exponents)) if exponents.any() else graph
 
 
 def integer_exponents(noise: Noise) -> np.ndarray:
