@@ -40,10 +40,8 @@ State = dict[str, Kept]  # what flows into a segment, of the feeds of a block
 _SEGMENTS = 5
 _ELEMENT = 100  # multiply-adds that writing and rounding an element costs as much as, about
 _BLOCK = 16  # feeds that a call evaluates
-_FEW, _BYTES = (
-    4,
-    12 << 20,
-)  # of which so many at once, if their largest tensor fits: 16 take MobileNetV2 four times as long
+_FEW = 4  # feeds at once: 16 take MobileNetV2 four times as long
+_BYTES = 12 << 20  # that their largest tensor may have
 _AT_ONCE = 2  # blocks: XLA's CPU backend leaves cores idle on one
 
 
