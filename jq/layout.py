@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jq.graph import Graph
+from jq.graph import Graph, Node
 from jq.registry import Array, Layout, lookup
 
 
@@ -126,7 +126,7 @@ def _tagged(results: Any, rank: int) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """A weight that the host has permuted to the order its convolution reads."""
+    """A weight that the host has permuted to the order in which it is read."""
 
     array: Array
     order: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -156,8 +156,21 @@ def weight_order(rank: int) -> tuple[int, ...]:
     return (*range(2, rank), 1, 0)
 
 
+def read_order(graph: Graph, node: Node, tensor: str, rank: int) -> tuple[int, ...] | None:
+    """The order in which a node multiplies its weight; None if this tensor is not that, or lies in it already."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None:
+        return None
+    parameter, channel = entry.channels(node.attrs) if entry.channels is not None else (entry.weight, None)
+    if parameter is None or entry.operands(node, frozenset({parameter})) != [tensor]:
+        return None
+    if parameter == entry.weight:
+        return weight_order(rank)
+    return (1, 0) if rank == 2 and channel == 0 else None
+
+
 def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | None = None) -> dict[str, Any]:
-    """Return params on the device, or on all of a mesh, with convolution weights in the order that XLA reads.
+    """Return params on the device, or on all of a mesh, with weights in the order that XLA reads.
 
     The traced function takes packed and plain params alike. Plain ones stay in ONNX's order, which is
     what gradients and exports want; packed ones save transposing every weight at every call.
@@ -168,18 +181,17 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
     """
     params = graph.params if params is None else params
     where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    weights: set[str] = set()
-    elsewhere = set(graph.output_names)
+    orders: dict[str, set[tuple[int, ...] | None]] = {name: {None} for name in graph.output_names}
     for node in graph.walk():
-        entry = lookup(node, graph.opset(node.domain))
-        own = entry.operands(node, frozenset({entry.weight})) if entry is not None and entry.weight else []
-        weights.update(own)
-        elsewhere.update((collections.Counter(node.reads()) - collections.Counter(own)).keys())
+        for name, reads in collections.Counter(node.reads()).items():
+            if name in params:
+                order = read_order(graph, node, name, np.ndim(params[name])) if reads == 1 else None
+                orders.setdefault(name, set()).add(order)
 
     def place(name: str, array: Array) -> Any:
-        if name in weights and name not in elsewhere:
-            order = weight_order(np.ndim(array))
-            return Packed(jax.device_put(np.ascontiguousarray(np.transpose(array, order)), where), order)
-        return jax.device_put(array, where)
+        (order, *others) = orders.get(name, {None})
+        if order is None or others:
+            return jax.device_put(array, where)
+        return Packed(jax.device_put(np.ascontiguousarray(np.transpose(array, order)), where), order)
 
     return {name: place(name, array) for name, array in params.items()}

@@ -119,7 +119,7 @@ class Op:
     static: frozenset[str]  # input parameters whose values must be known while tracing
     settled: frozenset[str]  # input parameters known while tracing where they are constants of the graph
     steering: frozenset[str]  # input parameters that decide which way control flows
-    weight: str | None  # the input parameter that is a convolution's weight, which `layout.pack` permutes
+    weight: str | None  # the input parameter that is a convolution's weight, in whatever order it lies
     shape_only: bool  # the rule reads its operand's shape, never its values
     host: bool  # the rule is right on numpy arrays too, and then stays in numpy
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`

@@ -21,7 +21,7 @@ from jq.integer.explain import Explained, Log, explain
 from jq.integer.reading import Reading, centred, codes
 from jq.integer.recognize import QUANTIZERS, recognize, rounds
 from jq.integer.target import ORT, Target, target_of
-from jq.layout import Packed, weight_order
+from jq.layout import Packed, read_order
 from jq.onnx_read import load as load_graph
 from jq.passes.clean import remove_unused
 from jq.registry import lookup
@@ -165,14 +165,8 @@ def _ends(graph: Graph, node: Node, name: str) -> list[tuple[Node, str]]:
 
 
 def _order(graph: Graph, reader: Node, tensor: str) -> tuple[int, ...] | None:
-    """The order in which a reader multiplies a weight, if that is its weight."""
+    """The order in which a reader multiplies integers, if that is its weight."""
     entry = lookup(reader, graph.opset(reader.domain))
-    if entry is None or entry.integer is None or entry.channels is None:
+    if entry is None or entry.integer is None or not tensor:
         return None
-    parameter, channel = entry.channels(reader.attrs)
-    if entry.operands(reader, frozenset({parameter})) != [tensor]:
-        return None
-    rank = len(graph.values[tensor].shape or ())
-    if parameter == entry.weight:
-        return weight_order(rank)
-    return (1, 0) if rank == 2 and channel == 0 else None
+    return read_order(graph, reader, tensor, len(graph.values[tensor].shape or ()))

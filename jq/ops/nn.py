@@ -529,8 +529,7 @@ _MATMUL_PRODUCTS = Linear(
     quant=Quant(absorbs=True, bias="c", summed=_gemm_summed, of_means=_gemm_of_means, linear=_GEMM_PRODUCTS),
 )
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
-    a, b = (a.T if transA else a), (b.T if transB else b)
-    y = a @ b
+    y = (a.T if transA else a) @ layout.ordered(b, (1, 0) if transB else (0, 1))
     y = y if alpha == 1 else y * jnp.asarray(alpha, y.dtype)
     if c is None or beta == 0:
         return y

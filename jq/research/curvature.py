@@ -39,7 +39,7 @@ def estimate(
     source: Source,
     *,
     loss: Loss = "kl",
-    probes: int = 2,
+    probes: int = 1,
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
@@ -58,7 +58,7 @@ def estimate(
             return read(fn(arrays, {**feed, **known}, _Dialled(plan, of, dials)))
 
         z, pull = jax.vjp(outputs, jnp.zeros(len(groups)))
-        return jnp.mean(jnp.square(jax.vmap(lambda v: pull(v)[0])(_probes(loss, z, seed, number, probes))), 0) / 2
+        return jnp.mean(jnp.square(lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))), 0) / 2
 
     def program(arrays: Any, plan: Plan, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
         return {"loss": lax.map(lambda pair: one(arrays, plan, *pair), (dict(inputs), numbers))}
@@ -103,9 +103,8 @@ def fisher(
             return read(fn(arrays, {**feed, **known}, _Watched(axes, sums)))
 
         z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
-        return jax.tree.map(
-            lambda g: jnp.mean(g, 0), jax.vmap(lambda v: pull(v)[0])(_probes(loss, z, seed, number, probes))
-        )
+        pulled = lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))
+        return jax.tree.map(lambda g: jnp.mean(g, 0), pulled)
 
     def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
         return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
@@ -230,8 +229,14 @@ class _Dialled:
     def fake_quant(self, name: str, value: Any) -> Any:
         value = jax.tree.map(jnp.asarray, value)
         turned = sum(self.dials[i] for i in self.groups[name])
-        rounded = self.plan.fake_quant(name, value)
-        return jax.tree.map(lambda x, y: _turned(x, lax.stop_gradient(y - x), turned), value, rounded)
+        still = lax.stop_gradient(value)
+        rounded = self.plan.fake_quant(name, still)
+        return jax.tree.map(lambda x, f, y: _turned(x, _kept_apart(y - f), turned), value, still, rounded)
+
+
+def _kept_apart(x: Array) -> Array:
+    """x, not computed in the sum that reads it: XLA's CPU backend would give that whole arrays of its scalars."""
+    return lax.clamp(-jnp.inf, x, jnp.inf)
 
 
 @jax.custom_vjp

@@ -77,8 +77,10 @@ def _classes(z: Array) -> int:
 def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
     """Return a random v with E[(v'd)^2] = d'Hd, where H is the loss's Hessian at the scores z of one feed.
 
-    The loss of scores z + d is d'Hd / 2 to second order. H is diag(p) - pp' for kl, 2 / n for mse, and for cosine what
-    projects z away, over |z|^2; v is a root of it times random signs.
+    The loss of scores z + d is d'Hd / 2 to second order. v is a root of H times random signs. H is 2 / n for mse, what
+    projects z away, over |z|^2, for cosine, and diag(p) - pp' for kl: with s = sqrt(p), diag(s) (1 - ss') diag(s). Of the
+    roots of the projection the one that reflects s to the most likely class has as columns, nearly, what each other class
+    takes from that, and random signs add the less noise the more one of them outweighs the others.
     """
 
     def of(i: int, x: Array) -> Array:
@@ -88,9 +90,12 @@ def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
         if loss == "cosine":
             square = jnp.sum(x * x)
             return jnp.where(square > 0, (r - x * (jnp.sum(x * r) / square)) / jnp.sqrt(square), 0)
-        p = jax.nn.softmax(x, _classes(x))
-        root = jnp.sqrt(p) * r
-        v = root - p * jnp.sum(root, _classes(x), keepdims=True)
-        return v * np.sqrt(x.shape[_classes(x)] / x.size)
+        axis = _classes(x)
+        s = jnp.sqrt(jax.nn.softmax(x, axis))
+        likely = jax.nn.one_hot(jnp.argmax(x, axis), x.shape[axis], axis=axis)
+        r, w = jnp.where(likely, 0, r), s - likely
+        square = jnp.sum(w * w, axis, keepdims=True)
+        v = s * (r - jnp.where(square > 0, 2 * w * (jnp.sum(w * r, axis, keepdims=True) / square), 0))
+        return v * np.sqrt(x.shape[axis] / x.size)
 
     return {k: of(i, v.astype(jnp.float32)).astype(v.dtype) / np.sqrt(len(z)) for i, (k, v) in enumerate(z.items())}

@@ -128,7 +128,7 @@ def sensitivity(
     mode: Mode = "alone",
     kind: Kind = "both",
     screen: int | None = None,
-    probes: int = 2,
+    probes: int = 1,
     limit: int | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
