@@ -4,7 +4,8 @@ The chip has shifters of so many bits between the positions of what an operator 
 value = code * 2**-p). Each rule looks at one node and, where a shift is out of its range, names ways to bring it
 back; the first is the one that the vendor's tool takes. Sweeps over all rules and nodes go on until nothing moves.
 
-Three things are done otherwise than there, but for `strict_quark`. Which way is taken is decided by what it costs:
+Four things are done otherwise than there, but for `strict_quark`. The ranges are known of 8 bits: of wider codes, the
+position that counts is the one at which 8 bits have the same reach. Which way is taken is decided by what it costs:
 the squared error that calibration measured at each exponent, relative to the tensor's power. Tensors that must have
 one position, as around a Concat, get it together, the one that costs all of them least, not the coarsest. And no
 shift is left out of its range: where ways undo each other's, positions go towards one at which all rules hold.
@@ -67,9 +68,9 @@ def constrain(
     """Return the plan with positions that the NPU can compute with, and what was moved for that."""
     if not config.constraints:
         return plan, ()
-    links, strict = _Links.of(graph, plan), config.strict_quark
-    error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict)
-    start = {name: -int(plan[name].exponent) for name in plan if _has_position(plan[name])}
+    links, strict, start = _Links.of(graph, plan), config.strict_quark, _positions(plan, config)
+    spare = {name: _spare(plan[name], config) for name in start}
+    error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict, spare=spare)
     links, because = (links, {}) if strict else _united(links, config, start)
     groups: dict[str, list[str]] = {}
     for name in start:
@@ -83,16 +84,17 @@ def constrain(
         group = links.group(name)
         if (after := positions[group]) != before:
             coded = plan[name].scale if strict and name in plan.weights else None
-            changed[name] = dataclasses.replace(plan[name], scale=power_of_two(-after), coded=coded)
+            changed[name] = dataclasses.replace(plan[name], scale=power_of_two(-after - spare[name]), coded=coded)
             rule, site = last.get(group) or because.get(name) or because[group]
-            moves.append(Move(rule, site.node.label, name, before, after, error(name, before), error(name, after)))
+            real = before + spare[name], after + spare[name]
+            moves.append(Move(rule, site.node.label, name, *real, error(name, before), error(name, after)))
     return plan.replace(changed), tuple(moves)
 
 
 def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
     """Return what the NPU's compiler would object to: rule and node of each shift that is out of range."""
     links = _Links.of(graph, plan)
-    positions = {links.group(k): -int(plan[k].exponent) for k in plan if _has_position(plan[k])}
+    positions = {links.group(k): p for k, p in _positions(plan, config).items()}
     return [
         f"{rule} of {site.node.label!r}"
         for rule in config.constraints
@@ -103,9 +105,8 @@ def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
 
 def moving_together(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
     """Return the tensors with positions, each with those that must have the same one as it."""
-    links = _Links.of(graph, plan)
-    start = {name: -int(plan[name].exponent) for name in plan if _has_position(plan[name])}
-    links, _ = _united(links, config, start)
+    start = _positions(plan, config)
+    links, _ = _united(_Links.of(graph, plan), config, start)
     found: dict[str, tuple[str, ...]] = {}
     for name in start:
         found[links.group(name)] = (*found.get(links.group(name), ()), name)
@@ -115,6 +116,18 @@ def moving_together(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple
 def _has_position(found: QParams) -> bool:
     short = isinstance(found.grid, Integer) and found.grid.bits <= 16
     return short and found.is_power_of_two and found.axis is None and not found.dynamic
+
+
+def _positions(plan: Plan, config: QuantConfig) -> Positions:
+    """The positions of all tensors that have one, as the rules count them."""
+    having = [name for name in plan if _has_position(plan[name])]
+    return {name: -int(plan[name].exponent) - _spare(plan[name], config) for name in having}
+
+
+def _spare(found: QParams, config: QuantConfig) -> int:
+    """How many bits codes have beyond the 8 of which the rules are."""
+    assert isinstance(found.grid, Integer)
+    return 0 if config.strict_quark else max(0, found.grid.bits - 8)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -331,13 +344,14 @@ class Errors:
     stats: Stats | None
     params: Mapping[str, Any]
     keeps_codes: bool
+    spare: Mapping[str, int] = dataclasses.field(default_factory=dict)  # bits that positions do not count
     known: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
 
     def __call__(self, tensor: str, position: int) -> float:
         """The error, at most about 1 where everything is rounded away."""
         if (tensor, position) not in self.known:
             found = self._of_weight if tensor in self.plan.weights else self._of_activation
-            self.known[tensor, position] = found(tensor, position)
+            self.known[tensor, position] = found(tensor, position + self.spare.get(tensor, 0))
         return self.known[tensor, position]
 
     def _of_weight(self, tensor: str, position: int) -> float:
@@ -376,7 +390,8 @@ class Errors:
         if self.stats is None or name is None:  # taken to fill the codes that it has
             return _at_reach(limit * 2.0 ** int(self.plan[tensor].exponent), limit, exponent)
         reach = max(map(abs, self.stats.range(name)))
-        if "errors" not in self.stats.observers or not reach:
+        measured = self.stats.config.activation_grid
+        if "errors" not in self.stats.observers or not reach or limit != measured.qmax - measured.middle:
             return _at_reach(reach, limit, exponent)
         table = self.stats.errors(name)
         at = int(np.abs(table["exponent"] - exponent).argmin())

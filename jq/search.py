@@ -74,20 +74,32 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    if config.method not in ("minmse", "minmse_hist") or _of_another_grid(stats, config):
+    if config.method not in ("minmse", "minmse_hist") or stats.config.method != config.method:
         return _from_range(*_range(stats, tensor, config), config)
-    if config.method == "minmse":
-        exponent = stats.best_exponent(tensor)
-        if exponent is None:
-            raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
-    else:
+    if config.method == "minmse_hist":
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
-    return _power_of_two(exponent, config)
+        return _power_of_two(exponent, config)
+    if stats.config.activation_grid != config.activation_grid:
+        return _power_of_two(_regridded_exponent(stats, tensor, config.activation_grid), config)
+    best = stats.best_exponent(tensor)
+    if best is None:
+        raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
+    return _power_of_two(best, config)
 
 
-def _of_another_grid(stats: Stats, config: QuantConfig) -> bool:
-    """Whether a method's statistics are of other codes than a tensor gets: then its range alone decides."""
-    return stats.config.method == config.method and stats.config.activation_grid != config.activation_grid
+def _regridded_exponent(stats: Stats, tensor: str, grid: Integer) -> int:
+    """MinMSE for other codes than the table of errors is of.
+
+    What saturates hangs on the reach of the codes alone, and what is rounded, where nothing saturates, goes with the
+    square of the step. Both are known of the coarsest candidate, and so of the others and of any number of codes.
+    """
+    table, measured = stats.errors(tensor), stats.config.activation_grid
+    exponent, total, codes = table["exponent"], table["total"], measured.qmax - measured.middle
+    finer = round(math.log2((grid.qmax - grid.middle + 1) / (codes + 1)))
+    rounding = (total[0] - table["clipped"][0]) * 4.0 ** (exponent - exponent[0])
+    reaches = codes * np.exp2(exponent.astype(np.float64)) >= max(map(abs, stats.range(tensor)))
+    saturation = np.where(reaches, 0, np.maximum(total - rounding, 0))
+    return int(exponent[(saturation + rounding / 4.0**finer).argmin()]) - finer
 
 
 def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float]:

@@ -349,3 +349,14 @@ def test_qparams_is_a_pytree_that_maps(rng):
     assert jax.tree.structure(other) != jax.tree.structure(each[0])
     slope = jax.grad(lambda q: fake_quant(np.float32(3e3), q.scale, q.zero_point.astype(float), q.grid), allow_int=True)
     assert slope(QParams(np.float32(0.5), np.float32(0), INT8)).scale == 127
+
+
+@pytest.mark.parametrize("method", ["minmse", "minmse_hist"])
+def test_statistics_of_eight_bits_serve_sixteen(method):
+    config = jq.presets["XINT8"].replace(method=method)
+    wide = config.replace(activation=INT16, weight=INT16)
+    graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), config)
+    images = jq.zoo.calibration_set()[0][:32]
+    found = jq.activation_qparams(graph, jq.calibrate(graph, images, config), wide)
+    measured = jq.activation_qparams(graph, jq.calibrate(graph, images, wide), wide)
+    assert {t: int(q.exponent) for t, q in found.items()} == {t: int(q.exponent) for t, q in measured.items()}

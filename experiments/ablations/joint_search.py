@@ -1,7 +1,7 @@
 """What searching all exponents together gives beyond least squared error, tensor by tensor, in XINT8.
 
     python experiments/ablations/joint_search.py [MODEL.onnx:PREP[:LABELS] ...] [--images NPZ] [--eval FOLDER] [--only]
-        [--methods coordinate ...] [--loss mse] [--count 100]
+        [--methods joint ...] [--loss mse] [--count 100]
 
 Takes the bundled models with the first `--count` of the bundled calibration images, evaluated on the bundled evaluation
 set, and models as in experiments/bench/quantize.py after them (with --only: these alone): NPZ holds their images, FOLDER
@@ -184,7 +184,7 @@ def command() -> str:
 
 def main() -> None:
     parser = parser_of(__doc__, RESULTS)
-    parser.add_argument("--methods", nargs="+", default=["coordinate"])
+    parser.add_argument("--methods", nargs="+", default=["joint"])
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     common = {"threads": len(cores), "command": command()}

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -116,6 +116,9 @@ def keeping_programs(most: int = 1024) -> Iterator[None]:
         _programs.pop()
 
 
+_Coming: TypeAlias = dict[Any, tuple[Future[Any], Any]]  # by what arguments are like: a compilation, and what it gives
+
+
 def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile a function for the first of its arguments, of which the first is a pattern.
 
@@ -123,12 +126,12 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        made: dict[tuple[Any, ...], tuple[Any, list[Future[Any]]]] = {}  # the last used at the end
+        made: dict[tuple[Any, ...], tuple[Any, _Coming]] = {}  # the last used at the end
         lock = threading.Lock()
 
-        def compiled(*static: Any) -> tuple[Any, list[Future[Any]]]:
+        def compiled(*static: Any) -> tuple[Any, _Coming]:
             with lock:
-                made[static] = found = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), [])
+                made[static] = found = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), {})
                 while len(made) > _programs[-1]:
                     del made[next(iter(made))]
                 return found
@@ -137,10 +140,13 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def call(*arguments: Any) -> Any:
             (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
             if pool := _compilers.get():
-                lowered = run.lower(*given)
-                coming.append(pool.submit(lowered.compile))
-                return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), lowered.out_info)
-            wait(coming)
+                leaves, structure = jax.tree.flatten(given)
+                key = structure, tuple((np.shape(a), jax.dtypes.result_type(a)) for a in leaves)
+                if key not in coming:
+                    lowered = run.lower(*given)
+                    coming[key] = pool.submit(lowered.compile), lowered.out_info
+                return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), coming[key][1])
+            wait([future for future, _ in tuple(coming.values())])
             return run(*given)
 
         return call

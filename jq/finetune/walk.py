@@ -34,6 +34,7 @@ Array = Any
 Tensors = dict[str, Kept]
 _AT_ONCE = 2  # chunks
 _AHEAD = 4  # units that are compiled before it is their turn
+_FREED = 64 << 20  # bytes that are worth giving back to the system
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ def walk(
     codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
     del inputs
     last = {t: i for i, unit in enumerate(parts) for t in unit.inputs}
-    valid = store.valid[:limit]
+    valid, freed = store.valid[:limit], 0
     for i, unit in enumerate(parts):
         start, names = time.perf_counter(), unit.names
         if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
@@ -152,7 +153,10 @@ def walk(
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
         del site, made, coded  # with all that flowed through the unit
-        _release()
+        freed += unit.feed_bytes * sum(map(len, valid))
+        if freed > _FREED:
+            _release()
+            freed = 0
     return params, plan
 
 

@@ -6,12 +6,13 @@ from jq.research.descent import Step
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
 from jq.research.exponents import Search, search_exponents
 from jq.research.integer_factors import equalize_pow2
-from jq.research.mixed import Mixed, mixed_precision
+from jq.research.mixed import FormatTable, Mixed, format_table, mixed_precision
 from jq.research.sensitivity import Sensitivity, sensitivity
 from jq.research.tables import Results
 
 __all__ = [
     "Experiment",
+    "FormatTable",
     "Mixed",
     "Results",
     "Search",
@@ -21,6 +22,7 @@ __all__ = [
     "ablate",
     "equalize_pow2",
     "fisher",
+    "format_table",
     "grid",
     "hessian_trace",
     "mixed_precision",

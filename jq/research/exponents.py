@@ -8,7 +8,7 @@ does not confirm is not kept.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -20,13 +20,15 @@ from jq.errors import ConfigError, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.research.descent import Moves, Step, Way, descend
-from jq.research.segments import Block, Loss, Segments, blocks_of
+from jq.research.segments import Loss, Segments, blocks_of
 from jq.research.sequential import in_turn
 from jq.research.weighted import at_least_cost
 
-Method = Literal["coordinate", "beam", "weighted", "sequential"]
+Method = Literal["joint", "coordinate", "beam", "weighted", "sequential"]
 
+_JOINT: tuple[Method, ...] = ("weighted", "sequential", "coordinate")
 _APART = 4  # every fourth sample is held back
+_WAYS = 16  # of a method, that are looked at there
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ def search_exponents(
     data: Any,
     config: QuantConfig | str = "XINT8",
     *,
-    method: Method = "coordinate",
+    method: Method = "joint",
     loss: Loss = "mse",
     params: Mapping[str, Any] | None = None,
     weights: bool = True,
@@ -67,11 +69,14 @@ def search_exponents(
     The methods: `coordinate` tries each exponent's neighbours in the order of the network, and keeps what makes the
     outputs' loss less; `beam` goes on with the best `width` plans at once; `weighted` is least squared error, with the
     squares of the outputs' gradients as weights, from one pass over the data; `sequential` calibrates each tensor on
-    what the quantized network before it gives. The last two leave the scales of weights. The loss is the squared error
-    of the outputs, relative to their power (mse), or the divergence of the distributions that are the softmax of their
-    last axis (kl). No labels are needed. `params` are the weights that are rounded, by default the graph's own, which
-    are the float network's in any case: see `jq.correct_biases`. Every fourth sample is held back, and the plan
-    returned is the one, of those on the way, the given one among them, that has the least loss on these.
+    what the quantized network before it gives. These two leave the scales of weights. `joint` is weighted, sequential
+    and coordinate, each from the best plan of those before it.
+
+    The loss is the squared error of the outputs, relative to their power (mse), or the divergence of the distributions
+    that are the softmax of their last axis (kl). No labels are needed. `params` are the weights that are rounded, by
+    default the graph's own, which are the float network's in any case: see `jq.correct_biases`. Every fourth sample is
+    held back, and the plan returned is the one, of those on the way, the given one among them, that has the least loss
+    on these.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -93,19 +98,30 @@ def search_exponents(
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
     kept, apart = blocks_of(graph, data, config, apart=_APART)
     segments = Segments.of(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
-    match method:
-        case "coordinate" | "beam":
-            ways = descend(segments, kept, Way(plan), moves, 1 if method == "coordinate" else width, sweeps)
-        case "weighted":
-            ways = at_least_cost(graph, kept, Way(plan), moves, loss, jax.random.key(config.seed))
-        case "sequential":
-            ways = in_turn(graph, kept, Way(plan), moves, params or {})
-    return _confirmed(segments, apart, [Way(plan), *ways])
+
+    def ways(method: Method, way: Way) -> Iterator[Way]:
+        match method:
+            case "weighted":
+                return at_least_cost(graph, kept, way, moves, loss, jax.random.key(config.seed))
+            case "sequential":
+                return in_turn(graph, kept, way, moves, params or {})
+            case _:
+                return descend(segments, kept, way, moves, width if method == "beam" else 1, sweeps)
+
+    begin = segments.begin(apart)
+
+    def lost(way: Way) -> float:
+        return float(np.concatenate(list(segments.losses(0, [way.plan], [0], begin, apart)), 1).mean())
+
+    best = Way(plan)
+    before = least = lost(best)
+    for each in _JOINT if method == "joint" else (method,):
+        for way in _some(list(ways(each, best))):
+            if (found := lost(way)) < least:
+                best, least = way, found
+    return Search(best.plan, before, least, best.steps)
 
 
-def _confirmed(segments: Segments, blocks: Sequence[Block], ways: Sequence[Way]) -> Search:
-    """Of some ways, from the first on, the best one on data that none of them has seen."""
-    begin = segments.begin(blocks)
-    losses = [np.concatenate(list(segments.losses(0, [w.plan], [0], begin, blocks)), 1).mean() for w in ways]
-    best = int(np.argmin(losses))
-    return Search(ways[best].plan, float(losses[0]), float(losses[best]), ways[best].steps)
+def _some(ways: Sequence[Way]) -> Sequence[Way]:
+    """Some of the plans on a method's way, the last among them."""
+    return [ways[i] for i in sorted({round(i) for i in np.linspace(len(ways) - 1, 0, _WAYS)})] if ways else ways

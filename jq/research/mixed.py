@@ -108,27 +108,62 @@ class Mixed:
         return markup.preview(self.summary(0).splitlines()[0], columns, rows) + self.plot()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class FormatTable:
+    """What every layer costs in every format, on the chip and at the outputs: `choose` takes it for any budget."""
+
+    graph: Graph
+    config: QuantConfig
+    stats: Stats | None
+    cost: Cost
+    formats: Options
+    nodes: Mapping[str, Sequence[Node]]  # of each layer
+    losses: np.ndarray  # [layers, formats], of each alone
+    prices: np.ndarray  # [layers, formats], bit operations or bytes
+    whole: tuple[float, ...]  # the loss with one format for all
+    data: Any
+    measure: Mapping[str, Any]  # options with which `sensitivity` measured
+
+    def choose(self, budget: float, solver: Solver = "milp") -> Mixed:
+        """The formats whose losses add up to the least within a budget, and the loss that they have together."""
+        _check_choice(budget, solver)
+        kinds, rows, least = list(self.formats), np.arange(len(self.nodes)), self.prices.min(axis=1).sum()
+        solve = milp_choice if solver == "milp" else greedy_choice
+        chosen = solve(self.losses, self.prices, budget * least)
+        layers = tuple(
+            Layer(
+                name, kinds[i],
+                dict(zip(kinds, map(float, losses), strict=True)), dict(zip(kinds, map(float, prices), strict=True)),
+            )
+            for name, i, losses, prices in zip(self.nodes, chosen, self.losses, self.prices, strict=True)
+        )  # fmt: skip
+        mixed = overridden(self.config, self.nodes, {layer.name: self.formats[layer.format] for layer in layers})
+        plan, loss = make_plan(self.graph, self.stats, mixed), self.measure["loss"]
+        found = sensitivity(self.graph, plan, self.data, by={"all": list(plan)}, **self.measure).whole[loss]
+        uniform = {
+            k: (float(self.prices[:, i].sum() / least), float(self.losses[:, i].sum()), self.whole[i])
+            for i, k in enumerate(kinds)
+        }
+        spent, predicted = float(self.prices[rows, chosen].sum() / least), float(self.losses[rows, chosen].sum())
+        front = pareto_front(self.losses, self.prices, solver)
+        return Mixed(
+            mixed, plan, loss, self.cost, float(budget), solver, layers, spent, predicted, found, uniform, front
+        )
+
+
 def mixed_precision(
     graph: Graph,
     data: Any,
     config: QuantConfig | str = "XINT8",
     *,
     budget: float,
-    cost: Cost = "bitops",
     solver: Solver = "milp",
-    formats: Options = FORMATS,
-    loss: Loss = "kl",
-    stats: Stats | None = None,
-    screen: int | None = None,
-    limit: int | None = None,
-    mesh: Mesh | None = None,
+    **options: Any,
 ) -> Mixed:
     """Return formats for the layers of a prepared graph such that the loss is least within a budget.
 
-    `budget` is in units of the cheapest choice: 1.5 allows half as much again. `cost` counts products times the bits of
-    both factors, an activation having those of the layer that makes it in (bitops), or bytes of weights (size). `formats`
-    are options of `QuantConfig.overrides` by name. Layers are the nodes with weights and their activations; what has no
-    weights stays as `config` has it. `screen` and `limit` are those of `jq.research.sensitivity`.
+    `budget` is in units of the cheapest choice: 1.5 allows half as much again. The options are those of `format_table`,
+    which measures once for many budgets.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -137,46 +172,67 @@ def mixed_precision(
     >>> found.spent <= 1.5, found.predicted <= found.uniform["int8"][1]
     (True, True)
     """
+    _check_choice(budget, solver)
+    return format_table(graph, data, config, **options).choose(budget, solver)
+
+
+def format_table(
+    graph: Graph,
+    data: Any,
+    config: QuantConfig | str = "XINT8",
+    *,
+    cost: Cost = "bitops",
+    formats: Options = FORMATS,
+    loss: Loss = "kl",
+    stats: Stats | None = None,
+    screen: int | None = None,
+    limit: int | None = None,
+    mesh: Mesh | None = None,
+) -> FormatTable:
+    """Return what each layer of a prepared graph costs in each format, measured alone.
+
+    `cost` counts products times the bits of both factors, an activation having those of the layer that makes it in
+    (bitops), or bytes of weights (size). `formats` are options of `QuantConfig.overrides` by name. Layers are the nodes
+    with weights and their activations; what has no weights stays as `config` has it. `screen` and `limit` are those of
+    `jq.research.sensitivity`.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> table = format_table(graph, images[:16], limit=4)
+    >>> [table.choose(budget).spent <= budget for budget in (1.2, 2)]
+    [True, True]
+    """
     config = resolve(config)
     check_loss(loss, CURVED)
-    for option, value, known in (("cost", cost, get_args(Cost)), ("solver", solver, get_args(Solver))):
-        if value not in known:
-            raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}.{suggest(value, known)}")
+    _check_option("cost", cost, get_args(Cost))
     if len(formats) < 2:
         raise ConfigError(f"formats has {len(formats)}; expected at least two to choose from")
-    if not (isinstance(budget, (int, float)) and math.isfinite(budget) and budget >= 1):
-        raise ConfigError(f"budget is {budget!r}; expected at least 1, which is the cost of the cheapest formats")
     data = readable_again(data, graph.inputs, config.seed)
     stats = calibrate(graph, data, config, mesh=mesh) if stats is None and config.calibrates else stats
     nodes = _layers(graph, make_plan(graph, stats, config))
     measure: dict[str, Any] = {"loss": loss, "limit": limit, "seed": config.seed, "mesh": mesh}
-    losses: dict[str, dict[str, float]] = {name: {} for name in nodes}
-    costs: dict[str, dict[str, float]] = {name: {} for name in nodes}
-    whole: dict[str, float] = {}
-    for name, options in formats.items():
+    losses, prices = (np.zeros((len(nodes), len(formats))) for _ in range(2))
+    whole = []
+    for i, options in enumerate(formats.values()):
         plan = make_plan(graph, stats, overridden(config, nodes, dict.fromkeys(nodes, options)))
         groups = {k: v for k, v in grouped(graph, plan, "layer").items() if k in nodes}
         found = sensitivity(graph, plan, data, by={k: sorted(v) for k, v in groups.items()}, screen=screen, **measure)
-        whole[name] = found.whole[loss] if found.whole else math.nan
-        for layer in nodes:
-            losses[layer][name] = max(0.0, found[layer].loss) if layer in groups else 0.0
-            costs[layer][name] = _cost(graph, nodes[layer], config.replace(overrides=(), **options), cost)
-    table = np.array([[losses[n][f] for f in formats] for n in nodes])
-    prices = np.array([[costs[n][f] for f in formats] for n in nodes])
-    least = prices.min(axis=1).sum()
-    solve = milp_choice if solver == "milp" else greedy_choice
-    chosen = solve(table, prices, budget * least)
-    kinds, rows = list(formats), np.arange(len(nodes))
-    layers = tuple(Layer(n, kinds[i], losses[n], costs[n]) for n, i in zip(nodes, chosen, strict=True))
-    mixed = overridden(config, nodes, {layer.name: formats[layer.format] for layer in layers})
-    plan = make_plan(graph, stats, mixed)
-    final = sensitivity(graph, plan, data, by={"all": list(plan)}, **measure)
-    uniform = {k: (float(prices[:, i].sum() / least), float(table[:, i].sum()), whole[k]) for i, k in enumerate(kinds)}
-    spent, predicted = float(prices[rows, chosen].sum() / least), float(table[rows, chosen].sum())
-    front = pareto_front(table, prices, solver)
-    return Mixed(
-        mixed, plan, loss, cost, float(budget), solver, layers, spent, predicted, final.whole[loss], uniform, front
-    )
+        whole.append(found.whole[loss] if found.whole else math.nan)
+        losses[:, i] = [max(0.0, found[layer].loss) if layer in groups else 0.0 for layer in nodes]
+        prices[:, i] = [_cost(graph, n, config.replace(overrides=(), **options), cost) for n in nodes.values()]
+    return FormatTable(graph, config, stats, cost, formats, nodes, losses, prices, tuple(whole), data, measure)
+
+
+def _check_option(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}.{suggest(value, known)}")
+
+
+def _check_choice(budget: float, solver: str) -> None:
+    _check_option("solver", solver, get_args(Solver))
+    if not (isinstance(budget, (int, float)) and math.isfinite(budget) and budget >= 1):
+        raise ConfigError(f"budget is {budget!r}; expected at least 1, which is the cost of the cheapest formats")
 
 
 def overridden(

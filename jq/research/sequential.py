@@ -25,36 +25,35 @@ _NEAR = (-2, -1, 1, 2)  # exponents that are compared with the plan's own
 
 
 def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
-    """Yield the way whose activations have, layer by layer, the exponents that bring the layer's output nearest to that
-    of the float network, on what the layers before it give with the exponents that they have found.
+    """Yield ways to the plan whose activations have, layer by layer, the exponents that bring the layer's output nearest
+    to that of the float network, on what the layers before it give with the exponents that they have found.
 
     Tensors that must be alike get the exponent of the first of them.
     """
+    found = [way]
     first = {g[0]: g for g in moves.groups if all(t in way.plan.activations for t in g)}
 
     def tune(site: Site) -> tuple[Site, float, float]:
-        nonlocal way
-
         def off(plan: Plan) -> float:
             step = functools.partial(_off, site.unit.pattern, site.params, site.unit.plan(plan))
             return float(added(over_chunks(step, site.codes, site.targets, site.valid)))
 
-        before = best = off(way.plan)
+        before = best = off(found[-1].plan)
         for name in site.unit.outside(site.plan.activations):
-            group = first.get(name, ())
-            here, found = way.plan, way
+            group, here, there = first.get(name, ()), found[-1], found[-1]
             for near in _NEAR if group else ():
-                exponent = int(here[name].exponent)
-                trial = moves.to(here, group, exponent + near)
+                exponent = int(here.plan[name].exponent)
+                trial = moves.to(here.plan, group, exponent + near)
                 if trial is not None and (loss := off(trial)) < best:
-                    found, best = way.then(trial, Step(group, exponent, exponent + near, best - loss)), loss
-            way = found
-        return site.replace(plan=site.unit.plan(way.plan)), before, best
+                    there, best = here.then(trial, Step(group, exponent, exponent + near, best - loss)), loss
+            if there is not here:
+                found.append(there)
+        return site.replace(plan=site.unit.plan(found[-1].plan)), before, best
 
     feeds = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
     parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, feeds, moves.config, None)
     walk(graph, {**graph.params, **params}, way.plan, parts, store, tune)
-    yield way
+    yield from found[1:]
 
 
 @program(1)

@@ -56,21 +56,23 @@ class _Probe:
 def at_least_cost(
     graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, loss: Loss, key: Array
 ) -> Iterator[Way]:
-    """Yield the way whose activations have the exponents of least weighted error, each with those that move with it."""
+    """Yield ways to the plan whose activations have the exponents of least weighted error, each with those that move with
+    it: first those that gain most by that.
+    """
     groups = [g for g in moves.groups if all(t in way.plan.activations for t in g)]
     near = {g: [int(way.plan[g[0]].exponent) + n for n in _NEAR] for g in groups}
     tables = weighted_errors(graph, way.plan, blocks, {t: near[g] for g in groups for t in g}, loss, key)
-    feeds = sum(int(b.valid.sum()) for b in blocks)
-    for group in groups:
-        costs = sum(tables[t].sum(0) for t in group) / feeds
-        before = near[group][_NEAR.index(0)]
-        for k in np.argsort(costs, kind="stable").tolist():
-            if near[group][k] == before:
+    feeds, here = sum(int(b.valid.sum()) for b in blocks), _NEAR.index(0)
+    costs = {g: sum(tables[t].sum(0) for t in g) / feeds for g in groups}
+    for group in sorted(groups, key=lambda g: costs[g].min() - costs[g][here]):
+        for k in np.argsort(costs[group], kind="stable").tolist():
+            if k == here:
                 break
             if (plan := moves.to(way.plan, group, near[group][k])) is not None:
-                way = way.then(plan, Step(group, before, near[group][k], float(costs[_NEAR.index(0)] - costs[k])))
+                gain = float(costs[group][here] - costs[group][k])
+                way = way.then(plan, Step(group, near[group][here], near[group][k], gain))
+                yield way
                 break
-    yield way
 
 
 def weighted_errors(

@@ -116,3 +116,12 @@ def test_mistakes_are_named(case):
     ):
         with pytest.raises(jq.ConfigError, match=words):
             research.mixed_precision(graph, images, stats=stats, **options)
+
+
+def test_sixteen_bits_everywhere_are_better_than_eight():
+    graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    images = jq.zoo.calibration_set()[0][:32]
+    table = research.format_table(graph, images, formats={k: research.mixed.FORMATS[k] for k in ("int8", "int16")})
+    narrow, wide = (table.choose(budget) for budget in (1, 4))
+    assert wide.measured < narrow.measured / 5  # sums and pools stay in 8 bits
+    assert wide.predicted < narrow.predicted / 100
