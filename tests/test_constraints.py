@@ -14,7 +14,7 @@ from onnx import helper
 
 import jq
 from jq.constraints import Move, constrain, errors_of, violations
-from jq.formats import BFLOAT16, INT8, INT32, UINT8
+from jq.formats import BFLOAT16, INT8, INT16, INT32, UINT8
 from jq.observers import ErrorTable
 from jq.placement import place, shared
 from jq.plan import Plan, QParams
@@ -195,6 +195,19 @@ def test_at_one_position_of_all_no_rule_is_broken(name):
     """What a default plan goes towards where ways undo each other's."""
     graph, plan, _ = case(name)
     assert violations(graph, plan_of(graph, dict.fromkeys(plan, 7)), XINT8) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sixteen_bits_count_as_eight_of_the_same_reach(name):
+    graph, plan, _ = case(name)
+    wide = plan.replace({t: qparams(p + 8, INT16.narrow) for t, p in positions_of(plan).items()})
+    assert violations(graph, wide, XINT8) == violations(graph, plan, XINT8)
+    found, moves = constrain(graph, wide, None, XINT8)
+    assert violations(graph, found, XINT8) == []
+    assert {m.tensor: (m.before, m.after) for m in moves} == {
+        t: (p + 8, positions_of(found)[t]) for t, p in positions_of(plan).items() if positions_of(found)[t] != p + 8
+    }
+    assert bool(moves) == bool(violations(graph, plan, XINT8))
 
 
 def test_a_rule_that_is_not_asked_for_does_nothing():
