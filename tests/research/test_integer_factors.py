@@ -111,3 +111,15 @@ def test_no_factor_is_as_good_as_it_gets():
 def test_float_scales_are_refused():
     with pytest.raises(jq.ConfigError, match="powers of two"):
         equalize_pow2(residual(), "A8W8", images())
+
+
+def test_factors_that_are_measured_to_be_worse_are_not_taken(monkeypatch):
+    def uneven(noise):
+        exponents = 5 * (np.arange(noise.groups.count) % 2)
+        exponents[FIXED] = 0
+        return exponents
+
+    monkeypatch.setattr("jq.research.integer_factors.integer_exponents", uneven)
+    graph = residual()
+    assert equalize_pow2(graph, CONFIG, images()) is graph
+    assert equalize_pow2(graph, CONFIG) is not graph  # nothing to measure with
