@@ -74,7 +74,7 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
-    if config.method not in ("minmse", "minmse_hist") or stats.config.method != config.method:
+    if config.method not in ("minmse", "minmse_hist"):
         return _from_range(*_range(stats, tensor, config), config)
     if config.method == "minmse_hist":
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)

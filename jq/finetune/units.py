@@ -141,7 +141,7 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
             if pool := _compilers.get():
                 leaves, structure = jax.tree.flatten(given)
-                key = structure, tuple((np.shape(a), jax.dtypes.result_type(a)) for a in leaves)
+                key = structure, tuple(map(jax.typeof, leaves))
                 if key not in coming:
                     lowered = run.lower(*given)
                     coming[key] = pool.submit(lowered.compile), lowered.out_info
