@@ -199,9 +199,9 @@ def format_table(
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     >>> images, _ = jq.zoo.calibration_set()
-    >>> table = format_table(graph, images[:16], limit=4)
-    >>> [table.choose(budget).spent <= budget for budget in (1.2, 2)]
-    [True, True]
+    >>> table = format_table(graph, images[:16], formats={"int8": {}, "wide": {"activation": INT16}}, limit=4)
+    >>> [round(float(price), 1) for price in table.prices.sum(0) / table.prices.sum(0)[0]]
+    [1.0, 2.0]
     """
     config = resolve(config)
     check_loss(loss, CURVED)
