@@ -7,9 +7,10 @@ squares of v'J, which one backward pass gives for every tensor: Martens, arXiv:1
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jq.data import Source, open_source
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
 from jq.layout import ChannelsLast, Packed, plain
 from jq.plan import Plan
@@ -63,7 +64,8 @@ def estimate(
     def program(arrays: Any, plan: Plan, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
         return {"loss": lax.map(lambda pair: one(arrays, plan, *pair), (dict(inputs), numbers))}
 
-    return over_feeds(program, graph, params, plan, source, title="estimate", feeds=8, mesh=mesh)["loss"]
+    with needing_gradients("an estimate"):
+        return over_feeds(program, graph, params, plan, source, title="estimate", feeds=8, mesh=mesh)["loss"]
 
 
 def fisher(
@@ -109,7 +111,8 @@ def fisher(
     def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
         return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
 
-    found = over_feeds(program, graph, params, None, source, title="fisher", feeds=8, mesh=mesh)
+    with needing_gradients("fisher"):
+        found = over_feeds(program, graph, params, None, source, title="fisher", feeds=8, mesh=mesh)
     return {k: found[k].mean(0, dtype=np.float64) for k in shapes}
 
 
@@ -170,8 +173,18 @@ def hessian_trace(
     def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
         return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
 
-    found = over_feeds(program, graph, params, None, source, title="hessian", feeds=4, mesh=mesh)
+    with needing_gradients("hessian_trace"):
+        found = over_feeds(program, graph, params, None, source, title="hessian", feeds=4, mesh=mesh)
     return {k: float(found[k].mean(dtype=np.float64)) for k in shapes}
+
+
+@contextlib.contextmanager
+def needing_gradients(what: str) -> Iterator[None]:
+    """Name a model whose outputs have none: JAX says so, by a ValueError, of loops whose turns hang on data."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(f"the model's outputs have no gradients, which {what} needs: {error}") from error
 
 
 def check_probes(probes: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jq import markup
 from jq.config import QuantConfig, resolve
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.research.descent import Moves, Step, Way, descend
@@ -69,8 +69,8 @@ def search_exponents(
     The methods: `coordinate` tries each exponent's neighbours in the order of the network, and keeps what makes the
     outputs' loss less; `beam` goes on with the best `width` plans at once; `weighted` is least squared error, with the
     squares of the outputs' gradients as weights, from one pass over the data; `sequential` calibrates each tensor on
-    what the quantized network before it gives. These two leave the scales of weights. `joint` is weighted, sequential
-    and coordinate, each from the best plan of those before it.
+    what the quantized network before it gives. These two leave the scales of weights. `joint` is weighted, where the
+    outputs have gradients, sequential and coordinate, each from the best plan of those before it.
 
     The loss is the squared error of the outputs, relative to their power (mse), or the divergence of the distributions
     that are the softmax of their last axis (kl). No labels are needed. `params` are the weights that are rounded, by
@@ -116,7 +116,13 @@ def search_exponents(
     best = Way(plan)
     before = least = lost(best)
     for each in _JOINT if method == "joint" else (method,):
-        for way in _some(list(ways(each, best))):
+        try:
+            tried = _some(list(ways(each, best)))
+        except ModelError:
+            if method != "joint" or each != "weighted":
+                raise
+            continue  # without gradients the others are left
+        for way in tried:
             if (found := lost(way)) < least:
                 best, least = way, found
     return Search(best.plan, before, least, best.steps)

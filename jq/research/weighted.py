@@ -24,6 +24,7 @@ from jq.graph import Graph
 from jq.layout import ChannelsLast, pack
 from jq.numerics import inverse_power
 from jq.plan import Plan
+from jq.research.curvature import needing_gradients
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block, Loss, two_by_two
 from jq.trace import trace
@@ -61,7 +62,8 @@ def at_least_cost(
     """
     groups = [g for g in moves.groups if all(t in way.plan.activations for t in g)]
     near = {g: [int(way.plan[g[0]].exponent) + n for n in _NEAR] for g in groups}
-    tables = weighted_errors(graph, way.plan, blocks, {t: near[g] for g in groups for t in g}, loss, key)
+    with needing_gradients("method='weighted'"):
+        tables = weighted_errors(graph, way.plan, blocks, {t: near[g] for g in groups for t in g}, loss, key)
     feeds, here = sum(int(b.valid.sum()) for b in blocks), _NEAR.index(0)
     costs = {g: sum(tables[t].sum(0) for t in g) / feeds for g in groups}
     for group in sorted(groups, key=lambda g: costs[g].min() - costs[g][here]):

@@ -6,17 +6,19 @@ import functools
 import jax
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import jq
 from jq.constraints import moving_together, violations
-from jq.research import search_exponents
+from jq.research import fisher, search_exponents, sensitivity
 from jq.research.descent import Moves, Way
 from jq.research.segments import Block, blocks_of
 from jq.research.weighted import weighted_errors
 from tests.research.networks import images, planned, residual
+from tests.test_calibrate import built
 
 CONFIG = jq.presets["XINT8"]
-METHODS = ("coordinate", "beam", "weighted", "sequential")
+METHODS = ("joint", "coordinate", "beam", "weighted", "sequential")
 
 
 def moved(plan, octaves):
@@ -67,6 +69,43 @@ def test_only_exponents_change_and_no_rule_is_broken(method):
         assert len({float(after[t].scale) for t in group}) == 1
     if method in ("weighted", "sequential"):
         assert not changed & before.weights.keys()
+
+
+def test_joint_is_at_least_as_good_as_the_method_it_begins_with():
+    assert searched("joint").after <= searched("weighted").after
+
+
+def test_where_there_are_no_gradients_the_other_methods_search():
+    """A loop whose turns hang on data has none."""
+    rng = np.random.default_rng(0)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c_"]), helper.make_node("Mul", ["v", "half"], ["v_"])], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("v", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("c_", TensorProto.BOOL, []), helper.make_tensor_value_info("v_", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+        helper.make_node("ReduceMax", ["y"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["n"], to=TensorProto.INT64),
+        helper.make_node("Loop", ["n", "yes", "y"], ["z"], body=body),
+        helper.make_node("Conv", ["z", "u"], ["o"]),
+    ]
+    arrays = {
+        "w": rng.standard_normal((4, 3, 3, 3), np.float32), "u": rng.standard_normal((4, 4, 1, 1), np.float32),
+        "half": np.float32(0.5), "yes": np.array(True),
+    }  # fmt: skip
+    graph = jq.prepare(jq.load(built(nodes, [1, 3, 8, 8], ["o"], arrays)), CONFIG)
+    data = rng.standard_normal((16, 3, 8, 8), np.float32)
+    plan = jq.make_plan(graph, jq.calibrate(graph, data, CONFIG), CONFIG)
+    with pytest.raises(jq.ModelError, match="no gradients"):
+        search_exponents(graph, plan, data, method="weighted")
+    with pytest.raises(jq.ModelError, match="no gradients"):
+        fisher(graph, data)
+    with pytest.raises(jq.ModelError, match="no gradients"):
+        sensitivity(graph, plan, data, screen=0)
+    found = search_exponents(graph, plan, data)
+    assert found.after <= found.before
 
 
 def test_the_same_data_give_the_same_plan():
