@@ -308,3 +308,24 @@ assert len(got.sharding.device_set) == 2, got.sharding
 np.testing.assert_allclose(got, want[:6], rtol=1e-4, atol=1e-4)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_gemm_reads_its_weight_in_the_order_that_it_lies_packed_in():
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gemm", ["x", "across"], ["a"], transB=1),
+        helper.make_node("Gemm", ["a", "along"], ["b"]),
+        helper.make_node("Gemm", ["b", "both"], ["c"], transB=1),
+        helper.make_node("Gemm", ["c", "both"], ["y"]),
+    ]
+    arrays = {
+        k: rng.standard_normal(s, np.float32) for k, s in {"across": (5, 3), "along": (5, 4), "both": (4, 4)}.items()
+    }
+    x, y = (helper.make_tensor_value_info(k, TensorProto.FLOAT, [2, n]) for k, n in (("x", 3), ("y", 4)))
+    initializers = [numpy_helper.from_array(v, k) for k, v in arrays.items()]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], initializers))
+    graph, feed = jq.load(model), {"x": rng.standard_normal((2, 3), np.float32)}
+    packed = jq.pack(graph)
+    assert {k for k, v in packed.items() if isinstance(v, Packed)} == {"across"}
+    want = feed["x"] @ arrays["across"].T @ arrays["along"] @ arrays["both"].T @ arrays["both"]
+    np.testing.assert_allclose(jq.trace(graph)(packed, feed)["y"], want, rtol=1e-4, atol=1e-4)

@@ -177,6 +177,26 @@ def entries(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[t
     return found
 
 
+def beside(parser: argparse.ArgumentParser, args: argparse.Namespace, experiment: str, make: Any, *given: Any) -> None:
+    """Of each model, what `make` puts into a folder beside each other: printed, and a line of JSON for each."""
+    cores = sorted(os.sched_getaffinity(0))[: args.threads]
+    for path, prep, offset in entries(parser, args):
+        with tempfile.TemporaryDirectory() as args.folder:
+            data = f"{args.folder}/images.npy"
+            fresh(write_data, path, prep, args.images, args.count, data)
+            ran = fresh(make, cores, path, data, *given, args.folder)
+            found = fresh(compared, cores, path, list(ran), prep, offset, args)
+        print(f"{Path(path).stem}: {args.count} images, {found['images']} others; float {found['float']:.2f}")
+        for name, facts in ran.items():
+            told = [f"{k} {v:.4g}" for k, v in facts.items()]
+            told += [f"{k} {m['mean']:.4f} {m['difference']:+.4f} +-{m['half']:.4f}" for k, m in found[name].items()]
+            print(f"  {name:15} {'  '.join(told)}", flush=True)
+            row = {"experiment": experiment, "model": Path(path).stem, "variant": name, "count": args.count}
+            row |= {"images": found["images"], **facts, **found[name], "threads": len(cores), "command": command()}
+            with args.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
 def command() -> str:
     """What is run, without the folders of this machine."""
     return shlex.join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)])

@@ -12,10 +12,7 @@ layers' losses, `measured` the loss on the same images. All are run by onnxrunti
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from calibrate import fresh, setup, write_data
-from joint_search import command, compared, entries, parser_of
+from calibrate import setup
+from joint_search import beside, parser_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "mixed_precision.jsonl"
 
@@ -50,7 +47,7 @@ def variants(
     def export(name: str, config: jq.QuantConfig, cost: float, **facts: float) -> None:
         corrected = jq.correct_biases(graph, jq.make_plan(graph, stats, config), stats)
         jq.export(corrected, jq.make_plan(corrected, stats, config), path=f"{folder}/{name}.onnx")
-        found[name] = {"cost": round(cost, 3), **facts}
+        found[name] = {"cost": round(cost, 3), "limit": limit, **facts}
 
     def total(chosen: Sequence[int]) -> float:
         return float(table.prices[np.arange(len(chosen)), chosen].sum() / table.prices[:, 0].sum())
@@ -76,25 +73,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=32, help="images that layers are measured on")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1.1, 1.25, 1.5, 2.0])
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[: args.threads]
-    common = {"limit": args.limit, "threads": len(cores), "command": command()}
-    for path, prep, offset in entries(parser, args):
-        with tempfile.TemporaryDirectory() as args.folder:
-            data = f"{args.folder}/images.npy"
-            fresh(write_data, path, prep, args.images, args.count, data)
-            ran = fresh(variants, cores, path, data, args.limit, args.budgets, args.folder)
-            found = fresh(compared, cores, path, list(ran), prep, offset, args)
-        print(f"{Path(path).stem}: {args.count} images, {found['images']} others; float {found['float']:.2f}")
-        for name, facts in ran.items():
-            text = "".join(
-                f"{k:>10} {m['mean']:.4f} {m['difference']:+.4f} +-{m['half']:.4f}" for k, m in found[name].items()
-            )
-            print(f"  {name:15}{facts['cost']:6.3f}{text}", flush=True)
-            row = {"model": Path(path).stem, "variant": name, "count": args.count, "images": found["images"]}
-            with args.out.open("a") as file:
-                file.write(
-                    json.dumps({"experiment": "mixed_precision", **row, **facts, **found[name], **common}) + "\n"
-                )
+    beside(parser, args, "mixed_precision", variants, args.limit, args.budgets)
 
 
 if __name__ == "__main__":

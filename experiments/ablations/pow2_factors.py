@@ -10,10 +10,7 @@ before and after equalization, relative to the largest output, on 16 of the imag
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,8 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from calibrate import fresh, setup, write_data
-from joint_search import command, compared, entries, parser_of
+from calibrate import setup
+from joint_search import beside, parser_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "pow2_factors.jsonl"
 
@@ -55,23 +52,7 @@ def variants(cores: Sequence[int], path: str, data: str, folder: str) -> dict[st
 def main() -> None:
     parser = parser_of(__doc__, RESULTS)
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[: args.threads]
-    common = {"threads": len(cores), "command": command()}
-    for path, prep, offset in entries(parser, args):
-        with tempfile.TemporaryDirectory() as args.folder:
-            data = f"{args.folder}/images.npy"
-            fresh(write_data, path, prep, args.images, args.count, data)
-            ran = fresh(variants, cores, path, data, args.folder)
-            found = fresh(compared, cores, path, list(ran), prep, offset, args)
-        print(f"{Path(path).stem}: {args.count} images, {found['images']} others; float {found['float']:.2f}")
-        for name, facts in ran.items():
-            text = "".join(
-                f"{k:>10} {m['mean']:.4f} {m['difference']:+.4f} +-{m['half']:.4f}" for k, m in found[name].items()
-            )
-            print(f"  {name:10}{facts['wall']:7.1f} s  float {facts['float_off']:.1e}{text}", flush=True)
-            row = {"model": Path(path).stem, "variant": name, "count": args.count, "images": found["images"]}
-            with args.out.open("a") as file:
-                file.write(json.dumps({"experiment": "pow2_factors", **row, **facts, **found[name], **common}) + "\n")
+    beside(parser, args, "pow2_factors", variants)
 
 
 if __name__ == "__main__":
