@@ -27,7 +27,7 @@ FILES = ("LICENSE", "docs/*.png")
 # `jq` brings along all modules whose names are in its `__all__`: also of its functions, which hide them.
 HIDDEN = "|".join(name for name in jq.__all__ if not inspect.ismodule(getattr(jq, name)))
 MODULES = (
-    "jq", rf"!jq\.({HIDDEN})(\.|$)", "jq.compat.quark", "jq.compat.vai_q_onnx", "jq.formats", "jq.images", "jq.observers",
+    "jq", rf"!jq\.({HIDDEN})(\.|$)", "jq.compat.quark", "jq.compat.vai_q_onnx",
 )  # fmt: skip
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>

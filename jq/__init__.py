@@ -1,34 +1,39 @@
 """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
 
-from jq import evaluate, integer, metrics, research, zoo
-from jq.batch import chunked
-from jq.bias import correct_biases
-from jq.calibrate import calibrate
-from jq.compare import compare
+from jq import npu, recovery, research, zoo
+from jq.arithmetic import formats
+from jq.calibration import observers
+from jq.calibration.calibrate import calibrate
+from jq.calibration.stats import Stats
 from jq.config import QuantConfig, presets
-from jq.convert import convert
-from jq.equalize import equalize
+from jq.data import images
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
-from jq.export import export
-from jq.fake import FakeQuant, fake_quant
-from jq.finetune import finetune
+from jq.evaluation import evaluate, metrics
+from jq.evaluation.infer import infer
+from jq.evidence.compare import compare
+from jq.evidence.inspection import inspect
+from jq.evidence.lint import Finding, lint
+from jq.evidence.report import Report
+from jq.exchange.conversion import convert
+from jq.exchange.export import export
+from jq.exchange.quantized import split_quantizers
 from jq.graph import Graph, Node, Value
-from jq.infer import infer
-from jq.inspect import inspect
-from jq.layout import pack
-from jq.lint import Finding, lint
-from jq.onnx_read import load
-from jq.onnx_write import save, to_model
+from jq.graph.read import load
+from jq.graph.write import save, to_model
+from jq.passes.prepare import prepare
+from jq.passes.preprocess import preprocess
 from jq.pipeline import Result, quantize
 from jq.plan import Plan, QParams
-from jq.planning import make_plan
-from jq.prepare import prepare
-from jq.preprocess import preprocess
-from jq.quantized import split_quantizers
-from jq.report import Report
-from jq.search import activation_qparams, activation_ranges, weight_qparams
-from jq.stats import Stats
-from jq.trace import Traced, trace
+from jq.plan.planning import make_plan
+from jq.plan.scales import activation_qparams, activation_ranges, weight_qparams
+from jq.readings import integer
+from jq.readings.batches import chunked
+from jq.readings.fake import FakeQuant, fake_quant
+from jq.readings.packing import pack
+from jq.readings.tracing import Traced, trace
+from jq.recovery.bias_correction import correct_biases
+from jq.recovery.equalization import equalize
+from jq.recovery.finetuning import finetune
 from jq.version import __version__
 
 __all__ = [
@@ -62,6 +67,8 @@ __all__ = [
     "export",
     "fake_quant",
     "finetune",
+    "formats",
+    "images",
     "infer",
     "inspect",
     "integer",
@@ -69,11 +76,14 @@ __all__ = [
     "load",
     "make_plan",
     "metrics",
+    "npu",
+    "observers",
     "pack",
     "prepare",
     "preprocess",
     "presets",
     "quantize",
+    "recovery",
     "research",
     "save",
     "split_quantizers",

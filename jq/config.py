@@ -9,9 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from jq import markup
-from jq.errors import ConfigError, suggest
-from jq.formats import (
+from jq.arithmetic.formats import (
     BFLOAT16,
     BFP16,
     FLOAT16,
@@ -34,13 +32,17 @@ from jq.formats import (
     Integer,
     format_named,
 )
+from jq.errors import ConfigError, suggest
 from jq.graph import Node
-from jq.passes.npu import FORMS, STRUCTURE
-from jq.ranges import LAYERWISE_PERCENTS, Metric, WeightMethod
+from jq.npu.rewrites import FORMS, STRUCTURE
+from jq.util import markup
 
 Method = Literal[
     "minmse", "minmse_hist", "nonoverflow", "minmax", "percentile", "entropy", "mse", "layerwise_percentile"
 ]
+WeightMethod = Literal["minmax", "percentile", "mse"]  # of float scales
+PercentileMetric = Literal["mae", "mse"]
+LAYERWISE_PERCENTS = (99.99, 99.999, 99.99999)
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
@@ -88,7 +90,7 @@ class QuantConfig:
     per_channel: bool = False  # weights, with float scales
     bias: Bias = "weight"  # quantized as a weight of its own; at the scale of the products; not at all
 
-    # Which nodes are quantized. Names are node names; exclude and overrides take patterns as of a shell (conv*),
+    # Choose the nodes that are quantized. Names are node names; exclude and overrides take patterns as of a shell (conv*),
     # and operator types.
     op_types: tuple[str, ...] | None = NPU_OPS  # None for all
     exclude: tuple[str, ...] = ()
@@ -100,7 +102,7 @@ class QuantConfig:
     dynamic: bool = False  # scales of activations come from the data that the model runs on
     fuse_activations: bool = True  # no rounding between a linear operator and the ReLU that alone reads it
 
-    # What is done to the graph: rewrites before calibration, forms after it (`jq.passes.npu`); cross-layer
+    # What is done to the graph: rewrites before calibration, forms after it (`jq.npu.rewrites`); cross-layer
     # equalization; and the NPU's position constraints.
     rewrites: tuple[str, ...] = tuple(STRUCTURE)
     forms: tuple[str, ...] = tuple(FORMS)
@@ -118,7 +120,7 @@ class QuantConfig:
 
     percentile: float = 99.999
     percentiles: tuple[float, ...] = LAYERWISE_PERCENTS  # that layerwise_percentile chooses from
-    percentile_metric: Metric = "mae"
+    percentile_metric: PercentileMetric = "mae"
     bins: int = 2048
     quantized_bins: int = 128  # of entropy; onnxruntime's default, bins = quantized_bins, leaves nothing to search
     # Where a float method's histogram gets its range from: all data, as in onnxruntime, which reads them twice; or
@@ -302,7 +304,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "scale": get_args(Scale),
     "method": get_args(Method),
     "weight_method": ("minmse", *get_args(WeightMethod)),
-    "percentile_metric": get_args(Metric),
+    "percentile_metric": get_args(PercentileMetric),
     "histogram_range": ("first", "all"),
     "bias": get_args(Bias),
 }

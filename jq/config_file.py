@@ -1,4 +1,4 @@
-"""A `QuantConfig` as a file that is read and edited: TOML, or JSON."""
+"""Config files: a `QuantConfig` as TOML or JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SUFFIXES = (".toml", ".json")
 def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     """Return the config that a .toml or .json file describes.
 
-    Its keys are the options of `QuantConfig`; `preset` names what those have that are not there, otherwise
-    `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` is of all operators.
+    Its keys are the options of `QuantConfig`; missing ones come from the `preset` it names, otherwise from
+    `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` selects all operators.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

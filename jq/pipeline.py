@@ -10,34 +10,32 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.sharding import Mesh
 from onnx import ModelProto
 
-from jq import files
-from jq.bias import correct_biases
-from jq.calibrate import calibrate
+from jq.calibration.calibrate import calibrate
+from jq.calibration.stats import Stats
 from jq.config import QuantConfig, presets, resolve
-from jq.constraints import Move
-from jq.data import readable_again
-from jq.equalize import equalize
+from jq.data.sources import readable_again
 from jq.errors import ModelError
-from jq.export import Format, check_format, export
-from jq.finetune import finetune
+from jq.evidence.lint import lint
+from jq.evidence.report import Report, report_of
+from jq.exchange.export import Format, check_format, export
 from jq.graph import Graph
-from jq.lint import lint
-from jq.onnx_read import load
+from jq.graph.read import ModelLike, load
+from jq.npu.constraints import Move
 from jq.passes.opset import check_opset
+from jq.passes.prepare import prepare
 from jq.plan import Plan
-from jq.planning import check_weights, plan_and_moves
-from jq.prepare import prepare
-from jq.progress import log
-from jq.report import Report, report_of
-from jq.stats import Stats
+from jq.plan.planning import check_weights, plan_and_moves
+from jq.recovery.bias_correction import correct_biases
+from jq.recovery.equalization import equalize
+from jq.recovery.finetuning import finetune
+from jq.util import files
+from jq.util.progress import log
 from jq.version import __version__
-
-Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ class Result:
 
 
 def quantize(
-    model: Source,
+    model: ModelLike,
     data: Any = None,
     config: QuantConfig | str = "XINT8",
     *,
@@ -149,33 +147,28 @@ def refuse_quantized(graph: Graph) -> None:
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "FixNeuron", "VitisQuantizeLinear", "ConvInteger"})
 
 
-def _metadata(model: Source, graph: Graph, config: QuantConfig) -> dict[str, str]:
+def _metadata(model: ModelLike, graph: Graph, config: QuantConfig) -> dict[str, str]:
     """Where a quantized model comes from, as it carries with it."""
-    digest = hashlib.sha256()
-    if isinstance(model, (str, os.PathLike)):
-        digest.update(Path(model).read_bytes())
-    elif isinstance(model, bytes):
-        digest.update(model)
-    else:
-        digest = hashed(graph)
     options = json.dumps(config.to_dict(), sort_keys=True)
     return {
         "jq.version": __version__,
         "jq.config": options,
         "jq.seed": str(config.seed),
-        "jq.source_sha256": digest.hexdigest(),
+        "jq.source_sha256": _source_sha256(model, graph),
     }
 
 
-def hashed(graph: Graph) -> Any:
-    """The SHA-256 of what a graph computes."""
-    digest = hashlib.sha256()
+def _source_sha256(model: ModelLike, graph: Graph) -> str:
+    """The SHA-256 of a model's bytes, or of a graph's nodes and arrays: published, so its form stays what it is."""
+    if isinstance(model, (str, os.PathLike, bytes)):
+        return hashlib.sha256(model if isinstance(model, bytes) else Path(model).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256()
     for node in graph.nodes:
-        digest.update(repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode())
+        sha256.update(repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode())
     for name, array in sorted(graph.arrays.items()):
         # Of strings, an array's bytes are addresses.
-        digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype == object else array.tobytes()))
-    return digest
+        sha256.update(name.encode() + (repr(array.tolist()).encode() if array.dtype == object else array.tobytes()))
+    return sha256.hexdigest()
 
 
 def _facts(
@@ -199,5 +192,5 @@ def _preset_name(config: QuantConfig) -> str:
     return near or "a config of its own"
 
 
-def _name(model: Source, graph: Graph) -> str:
+def _name(model: ModelLike, graph: Graph) -> str:
     return Path(model).name if isinstance(model, (str, os.PathLike)) else graph.name

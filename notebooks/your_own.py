@@ -14,7 +14,7 @@ import numpy as np
 from IPython.display import Markdown, display
 
 import jq
-from jq.observers import Observer
+from jq.calibration.observers import Observer
 
 calibration, _ = jq.zoo.calibration_set()
 config = jq.presets["XINT8"].replace(error_parts=True)

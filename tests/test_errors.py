@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from jq.cli import main
 from jq.errors import Error, ModelError, UnsupportedOp
-from jq.inspect import inspect
-from jq.onnx_read import load
-from jq.trace import trace
+from jq.evidence.inspection import inspect
+from jq.graph.read import load
+from jq.readings.tracing import trace
 
 Case = Callable[[Path], Path]
 

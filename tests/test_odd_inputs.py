@@ -1011,7 +1011,7 @@ def test_a_checker_that_refuses_leaves_the_older_file(tmp_path: Path, monkeypatc
         raise ModelError("onnx's checker refuses the model: no")
 
     (tmp_path / "out.onnx").write_bytes(OLDER)
-    monkeypatch.setattr("jq.onnx_write.check_model", refuse)
+    monkeypatch.setattr("jq.graph.write.check_model", refuse)
     refused(SMALL, tmp_path / "out.onnx", "checker refuses", tmp_path)
 
 

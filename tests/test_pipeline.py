@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 
 import jq
-from jq.equalize import equalize_as_quark
-from jq.report import Report, Row
+from jq.evidence.report import Report, Row
+from jq.recovery.equalization import equalize_as_quark
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import onnx
 import pytest
 
 import jq
-from jq.calibrate import observers_of
+from jq.arithmetic.formats import BLOCKS, Block, Float, Integer
+from jq.calibration.calibrate import observers_of
 from jq.config import QuantConfig, presets
-from jq.formats import BLOCKS, Block, Float, Integer
 from jq.graph import Graph
 from tests.conftest import onnxruntime_outputs
 

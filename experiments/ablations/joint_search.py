@@ -63,7 +63,7 @@ def search(
     setup(cores, 1)
     import jq
     from jq import research
-    from jq.constraints import violations
+    from jq.npu.constraints import violations
 
     x, config = np.load(data), jq.presets["XINT8"]
     graph = jq.equalize(jq.prepare(jq.load(path), config), config, x)

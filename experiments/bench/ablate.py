@@ -57,7 +57,7 @@ def together(cores: Sequence[int], experiment: str, output: str) -> None:
 def run_alone(experiment: str, index: int, folder: str) -> dict[str, Any]:
     """One run by itself: its numbers."""
     import jq
-    from jq.research.ablate import _Bench, _digest, _opened, runs_of
+    from jq.research.ablation import _Bench, _digest, _opened, runs_of
 
     wanted = jq.research.read_experiment(experiment)
     sources = {name: _opened(subject) for name, subject in wanted.subjects.items()}
@@ -89,12 +89,12 @@ def stacked(cores: Sequence[int], runs: int) -> list[dict[str, Any]]:
     import jax
 
     import jq
-    from jq.finetune.adaround import AdaRound
-    from jq.finetune.gram import Form
     from jq.plan import QParams
+    from jq.recovery.adaround import AdaRound
+    from jq.recovery.quadratic_form import Form
 
     rng, rows = np.random.default_rng(0), []
-    scale = QParams(np.float32(0.25), np.int32(0), jq.formats.INT8.narrow)
+    scale = QParams(np.float32(0.25), np.int32(0), jq.arithmetic.formats.INT8.narrow)
     x, w = rng.standard_normal((400, 576), np.float32), rng.standard_normal((1, 576, 64), np.float32)
     form = Form((x.T @ x)[None] / 400, np.zeros_like(w), np.float32(0), np.zeros((1, 1, 576), np.float32), w[:, :1] * 0)
 

@@ -172,11 +172,13 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     import jax
 
     import jq
-    from jq.finetune import AdaRound, Reconstruction, Site, store_of, tune_unit, units, walk
-    from jq.finetune.gram import Form
-    from jq.finetune.layers import _sums
-    from jq.finetune.units import linear_of
-    from jq.finetune.walk import added, over_chunks
+    from jq.recovery import parts as units
+    from jq.recovery import walk
+    from jq.recovery.finetuning import AdaRound, Reconstruction, Site, store_of, tune_unit
+    from jq.recovery.layers import _sums
+    from jq.recovery.parts import linear_of
+    from jq.recovery.quadratic_form import Form
+    from jq.recovery.walk import added, over_chunks
 
     config, x = jq.presets["XINT8"].replace(bias="float"), images_of(layer, args.images)
     graph = jq.prepare(jq.load(model_of(layer)), config)

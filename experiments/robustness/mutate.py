@@ -186,10 +186,10 @@ def attempt(data: bytes) -> str:
     import jax
 
     from jq.errors import Error
-    from jq.inspect import inspect
-    from jq.onnx_read import load
-    from jq.prepare import prepare
-    from jq.trace import trace
+    from jq.evidence.inspection import inspect
+    from jq.graph.read import load
+    from jq.passes.prepare import prepare
+    from jq.readings.tracing import trace
 
     stage = "load"
     try:
@@ -297,7 +297,7 @@ def main(
     from rich.table import Table
     from rich.text import Text
 
-    import jq.inspect
+    import jq.evidence.inspection
     import jq.ops
     import jq.passes  # noqa: F401  imported before the forks
 

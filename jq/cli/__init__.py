@@ -1,6 +1,6 @@
 """The command line: `python -m jq`, or `jq-quant`.
 
-A command is one file here. It imports what `jq` itself does not, so that `--help` is quick, and prints when its work
+Each command is one file. It imports `jq` inside its function, so that `--help` is quick, and prints only when its work
 is done, so that a failure leaves standard output empty.
 """
 
@@ -12,7 +12,7 @@ from jq.cli import (
     demo,
     evaluate,
     infer,
-    inspect,
+    inspection,
     lint,
     preprocess,
     quantize,
@@ -31,7 +31,7 @@ __all__ = [
     "demo",
     "evaluate",
     "infer",
-    "inspect",
+    "inspection",
     "lint",
     "main",
     "preprocess",

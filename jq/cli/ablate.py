@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from jq import files
 from jq.cli.application import command
 from jq.cli.options import use_all_cores
 from jq.cli.show import show, table
 from jq.errors import ConfigError
+from jq.util import files
 
 _WRITERS = {".md": "to_markdown", ".tex": "to_latex", ".svg": "to_svg"}
 
@@ -34,10 +34,10 @@ def ablate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs that there are to do.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
-    """Quantize models with many configs and seeds as one piece of work, and show what each gives.
+    """Quantize models with many configs and seeds in one run, and tabulate the results.
 
-    Steps that runs share are done once, and what is compiled serves all of a group. Rows that the table has already are
-    not computed again: a run that was stopped goes on when the same command is given.
+    Shared steps are done once, and compiled programs serve a whole group. Rows already in the table are
+    not computed again: the same command resumes an interrupted run.
 
     Example: jq-quant ablate experiments/ablations/bundled.toml -o results.csv --summary results.md
     """
@@ -68,18 +68,18 @@ def ablate(
             "A group is calibrated once; its results are those that can differ.",
         )
         return
-    found = run(wanted, output)
+    results = run(wanted, output)
     for path in summary or []:
-        files.write(path, getattr(found, _WRITERS[path.suffix])())
+        files.write(path, getattr(results, _WRITERS[path.suffix])())
     if as_json:
-        print(json.dumps(list(found.rows), indent=2))
+        print(json.dumps(list(results.rows), indent=2))
         return
-    columns, cells = found.cells()
+    columns, cells = results.cells()
     show(table(columns, cells), f"written: {output}", *(f"written: {path}" for path in summary or []))
 
 
 def _configs(names: list[str]) -> str:
-    """Names without repetition, the first few."""
+    """Return the first few distinct names."""
     different = list(dict.fromkeys(names))
     more = f" and {len(different) - 4} more" if len(different) > 4 else ""
     return ", ".join(different[:4]) + more

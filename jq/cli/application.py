@@ -1,4 +1,4 @@
-"""The application that commands add themselves to: how it starts, how loud it is, and how it fails."""
+"""The application that commands register with: start-up, verbosity and errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import typer
 import jq
 from jq.cli.show import printable
 from jq.errors import Error
-from jq.progress import log
+from jq.util.progress import log
 
 
 def dashed(word: str) -> str:
-    """An option's name as it is spelled here: those of Quark and onnxruntime have underscores.
+    """Return an option's name with dashes: Quark and onnxruntime use underscores.
 
     >>> dashed("skip_optimization")
     'skip-optimization'
@@ -84,7 +84,7 @@ def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., No
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and raise SystemExit: 0, 1 for a defect, 2 for a user's error, 130 for ctrl-C.
 
-    An error of the user's is one line on stderr and nothing else.
+    A user's error prints one line on stderr and nothing else.
 
     >>> main(["inspect", "no_such_file.onnx"])
     Traceback (most recent call last):
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class _Lines(logging.StreamHandler):
-    """Log records on lines of their own, with the seconds since the start."""
+    """Format log records as lines with the seconds since the start."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.relativeCreated / 1000:8.1f} s  {printable(record.getMessage())}"

@@ -38,8 +38,8 @@ def calibrate(
     stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
     if output:
         stats.save(output)
-    found = jq.activation_qparams(graph, stats)
-    tensors = {t: (*stats.range(t), found[t]) for t in stats.tensors}
+    qparams = jq.activation_qparams(graph, stats)
+    tensors = {t: (*stats.range(t), qparams[t]) for t in stats.tensors}
     if as_json:
         rows = {
             t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
@@ -56,5 +56,5 @@ def calibrate(
     )
 
 
-def _scale(found: jq.QParams) -> str:
-    return f"2^{int(found.exponent)}" if found.is_power_of_two else f"{float(found.scale):.5g}"
+def _scale(qparams: jq.QParams) -> str:
+    return f"2^{int(qparams.exponent)}" if qparams.is_power_of_two else f"{float(qparams.scale):.5g}"

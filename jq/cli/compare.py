@@ -25,7 +25,7 @@ def compare(
     limit: Annotated[int | None, typer.Option(help="Take so many samples of the data [all].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what each tensor of a quantized model lost against the float model, where, and why: the worst first.
+    """Show what each tensor of a quantized model lost against the float model, and why, worst first.
 
     A tensor's reason is `upstream` where the error came with its inputs, else `range`, `rounding`, `constraint` or `bias`.
 
@@ -33,9 +33,9 @@ def compare(
     """
     use_all_cores()
     check_report(report)
-    found = jq.compare(model, quantized, data, limit=limit)
-    write_report(found, report)
+    comparison = jq.compare(model, quantized, data, limit=limit)
+    write_report(comparison, report)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        print(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
         return
-    show(*found.summary().splitlines(), *([f"report: {report}"] if report else []))
+    show(*comparison.summary().splitlines(), *([f"report: {report}"] if report else []))

@@ -56,7 +56,7 @@ def convert(
 ) -> None:
     """Convert a model: number format, opset, shapes and layout of its inputs, codes of its activations.
 
-    Conversions happen in the order of the options. onnxruntime runs the results, but for bf16 in the native form, where
+    Conversions are applied in the order of the options. onnxruntime runs the results, except bf16 in the native form, where
     its CPU lacks kernels such as those of Add and Relu, and for the qdq form, which needs Quark's library of custom
     operators.
 
@@ -97,7 +97,7 @@ def convert(
         print(json.dumps(facts | {"weight_bytes": dict(sorted(weights.items()))}, indent=2))
         return
     show(
-        *(f"{side.removesuffix('s')} {value}" for side, found in values.items() for value in found),
+        *(f"{side.removesuffix('s')} {value}" for side, interface in values.items() for value in interface),
         f"opset {graph.opset()}, {len(graph.nodes)} nodes, {made.ByteSize():,} bytes",
         f"written: {output}",
     )

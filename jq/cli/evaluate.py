@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 import jq
-from jq import files
 from jq.cli.application import command
 from jq.cli.options import Reading
 from jq.cli.show import show, table
 from jq.errors import ConfigError
+from jq.util import files
 
 
 @command()
@@ -75,37 +75,37 @@ def evaluate(
         raise ConfigError("--csv is for the comparison of two folders")
     files.check_writable(csv)
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
-    found = jq.evaluate.compare_folders(*results) if len(results) == 2 else None
+    comparison = jq.evaluate.compare_folders(*results) if len(results) == 2 else None
     classes = None
     if right is not None:
         scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=reading) for m in models}
         scores |= {str(f): jq.evaluate.folder_scores(f, output) for f in results}
         classes = jq.evaluate.classify(scores, right)
-    if found is not None and csv is not None:
-        found.to_csv(csv)
+    if comparison is not None and csv is not None:
+        comparison.to_csv(csv)
     if as_json:
-        document: dict[str, Any] = found.to_dict() if found is not None else {}
+        document: dict[str, Any] = comparison.to_dict() if comparison is not None else {}
         print(json.dumps(document | ({"classification": classes.to_dict()} if classes else {}), indent=2))
     else:
-        if found is not None:
-            _show(found)
+        if comparison is not None:
+            _show(comparison)
         show(*(classes.summary().splitlines() if classes else []), *([f"written: {csv}"] if csv else []))
-    if found is not None and not found.complete:
+    if comparison is not None and not comparison.complete:
         raise typer.Exit(1)
 
 
-def _show(found: jq.evaluate.Evaluation) -> None:
+def _show(comparison: jq.evaluate.Evaluation) -> None:
     columns = ("result", "shape", *jq.evaluate.METRICS)
     rows = [
         (row.key, "x".join(map(str, row.shape)), *(_number(getattr(row, m)) for m in jq.evaluate.METRICS))
-        for row in found.rows
+        for row in comparison.rows
     ]
-    totals = found.totals.values()
+    totals = comparison.totals.values()
     rows += [("mean", "", *(_number(t.mean) for t in totals)), ("worst", "", *(_number(t.worst) for t in totals))]
     show(
-        table(columns, rows, f"{found.quantized} against {found.baseline}"),
-        *(str(f) for f in found.findings),
-        f"{len(found.rows)} results compared, {found.identical} of them identical; {len(found.findings)} finding(s)",
+        table(columns, rows, f"{comparison.quantized} against {comparison.baseline}"),
+        *(str(f) for f in comparison.findings),
+        f"{len(comparison.rows)} results compared, {comparison.identical} of them identical; {len(comparison.findings)} finding(s)",
     )
 
 

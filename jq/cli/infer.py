@@ -27,9 +27,9 @@ def infer(
 
     Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
     """
-    found = jq.infer(model, data, output, reading=reading, limit=limit)
+    summary = jq.infer(model, data, output, reading=reading, limit=limit)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
         return
-    outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in found["outputs"])
-    show(f"{found['samples']} samples: {outputs}", f"written: {output}")
+    outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in summary["outputs"])
+    show(f"{summary['samples']} samples: {outputs}", f"written: {output}")

@@ -20,14 +20,14 @@ def lint(
     config: Config = "XINT8",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what will not go well in a format, before quantizing; exit with 1 if something cannot.
+    """Find problems before you quantize to a format; exit with 1 if one of them is an error.
 
     Example: jq-quant lint model.onnx --config XINT8
     """
-    found = jq.lint(model, config_of(config))
+    findings = jq.lint(model, config_of(config))
     if as_json:
-        print(json.dumps([dataclasses.asdict(f) for f in found], indent=2))
+        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
     else:
-        show(*(str(f) for f in found), f"{model.name}: {len(found)} finding(s)")
-    if any(f.severity == "error" for f in found):
+        show(*(str(f) for f in findings), f"{model.name}: {len(findings)} finding(s)")
+    if any(f.severity == "error" for f in findings):
         raise typer.Exit(1)

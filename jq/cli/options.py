@@ -1,4 +1,4 @@
-"""Options that several commands take, and how the words behind them are read."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 import jq
-from jq import files
 from jq.config import resolve
 from jq.config_file import SUFFIXES, read_config
 from jq.errors import ConfigError
+from jq.util import files
 
 
 def beginning(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell completes a word to, of the known ones."""
+    """Return the known words that begin with an incomplete one, for shell completion."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in known() if word.startswith(incomplete)]
@@ -61,14 +61,14 @@ def use_all_cores() -> None:
 
 
 def check_report(path: Path | None) -> None:
-    """Raise a ConfigError, before any work, where no report can be written."""
+    """Raise a ConfigError, before any work, if a report cannot be written there."""
     if path is not None and path.suffix not in (".html", ".json"):
         raise ConfigError(f"--report {path}: expected a name that ends with .html or .json")
     files.check_writable(path)
 
 
 def write_report(report: jq.Report, path: Path | None) -> None:
-    """Write a report in the form that the name of its file says."""
+    """Write a report as HTML or JSON, by the file's suffix."""
     if path is not None:
         (report.to_html if path.suffix == ".html" else report.to_json)(path)
 
@@ -77,16 +77,16 @@ def seconds(text: str) -> float:
     """A time as 90, 90s, 2m or 1h."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
-        found = float(text[:-1]) * unit if unit else float(text)
+        number = float(text[:-1]) * unit if unit else float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
+        number = -1.0
+    if not 0 <= number < float("inf"):
         raise ConfigError(f"--time-budget {text!r}: expected a time such as 120s, 2m or 1h")
-    return found
+    return number
 
 
 def config_of(name: str) -> jq.QuantConfig:
-    """A preset, or what a TOML or JSON file describes."""
+    """Return a preset by name, or the config in a TOML or JSON file."""
     return read_config(name) if name.endswith(SUFFIXES) else resolve(name)
 
 
@@ -96,21 +96,21 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError(f"--set {text!r}: expected the form NAME=VALUE")
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
-        found = value
-    return name, jq.QuantConfig.read(name, found)
+        parsed = value
+    return name, jq.QuantConfig.read(name, parsed)
 
 
 def shapes_of(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """`NAME=1,3,224,224` options; the name ends at the last =, and no dims are a scalar."""
-    found = {}
+    shapes = {}
     for option in options:
         name, equals, dims = option.rpartition("=")
         try:
-            found[name] = tuple(int(d) for d in dims.split(",")) if dims else ()
+            shapes[name] = tuple(int(d) for d in dims.split(",")) if dims else ()
         except ValueError:
             equals = ""
         if not equals or not name:
             raise ConfigError(f"--shape {option!r}: expected the form NAME=1,3,224,224")
-    return found
+    return shapes

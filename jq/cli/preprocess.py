@@ -72,15 +72,16 @@ def preprocess(
     )
     made = [name for node in model.graph.node for name in node.output if name]
     known = {v.name for v in (*model.graph.value_info, *model.graph.output) if v.type.tensor_type.HasField("shape")}
-    found = {
+    summary = {
         "output": str(output),
         "nodes": len(model.graph.node),
         "tensors": len(made),
         "shapes": sum(name in known for name in made),
     }
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
         return
     show(
-        f"{found['nodes']} nodes; shapes known of {found['shapes']} of {found['tensors']} tensors", f"written: {output}"
+        f"{summary['nodes']} nodes; shapes known of {summary['shapes']} of {summary['tensors']} tensors",
+        f"written: {output}",
     )

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 import jq
-from jq import files
 from jq.cli.application import command
 from jq.cli.options import Config, Data, FloatModel, Limit, config_of, use_all_cores
 from jq.cli.show import show
 from jq.errors import ConfigError
+from jq.util import files
 
 
 @command()
@@ -48,10 +48,10 @@ def sensitivity(
     graph = jq.equalize(graph, options, data) if options.cle else graph
     plan = jq.make_plan(graph, jq.calibrate(graph, data, options) if options.calibrates else None, options)
     wanted: dict[str, Any] = {"loss": loss, "by": by, "mode": mode, "kind": kind, "screen": screen, "limit": limit}
-    found = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
+    result = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
     if plot is not None:
-        files.write(plot, found.plot())
+        files.write(plot, result.plot())
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return
-    show(*found.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))
+    show(*result.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))

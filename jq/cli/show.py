@@ -1,4 +1,4 @@
-"""What commands print: plain text of untrusted names, and tables of it."""
+"""Terminal output: plain text and tables in which untrusted names are escaped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jq.progress import log
+from jq.util.progress import log
 
 
 def printable(text: str) -> str:
-    r"""`text` on one line, with what could steer a terminal or break the line escaped.
+    r"""Return `text` on one line with control characters escaped.
 
     >>> printable("conv\x1b[2J\n")
     'conv\\x1b[2J\\n'
@@ -30,7 +30,7 @@ def show(*parts: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:
-    """A rich table of plain text: what comes from a file is not read as markup."""
+    """Return a rich table of plain text, in which nothing is read as markup."""
     from rich.table import Table
     from rich.text import Text
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 import jq
-from jq import files
 from jq.cli.application import command
 from jq.cli.options import Data, Limit, beginning
 from jq.cli.show import show, table
+from jq.util import files
 
 
 @command()
@@ -32,27 +32,27 @@ def simulate(
 ) -> None:
     """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
 
-    What is modelled is AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
+    This models AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
     `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator, and a
-    percentage behind a mean is by how much the chip's factor is off.
+    percentage after a mean is the error of the chip's reciprocal.
 
     Example: jq-quant simulate model_xint8.onnx --target aie2_x1 --data images/ -o simulation.json
     """
     files.check_writable(output)
     chip = jq.integer.load(model, target)
-    found = jq.integer.simulate(chip, data, limit=limit, dump=dump)
+    simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump)
     if output is not None:
-        found.to_json(output)
+        simulation.to_json(output)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(simulation.to_dict(), indent=2))
         return
     columns = ("tensor", "operators", "bits", "ties", "saturated", "differs", "cause", "diverged")
-    rows = [_simulated(row) for row in found.log.rows]
+    rows = [_simulated(row) for row in simulation.log.rows]
     show(
         table(columns, rows, f"{model.name} on {target}"),
-        *found.log.summary().splitlines(),
-        *(_agreed(a) for a in found.agreements),
-        *([found.without] if found.without else []),
+        *simulation.log.summary().splitlines(),
+        *(_agreed(a) for a in simulation.agreements),
+        *([simulation.without] if simulation.without else []),
         *(f"written: {path}" for path in (output, dump) if path is not None),
     )
 
@@ -64,7 +64,7 @@ def _simulated(row: jq.integer.Row) -> tuple[Any, ...]:
     return name, operators, row.bits, ties, saturated, differs, ", ".join(row.causes), f"{row.diverged:,}"
 
 
-def _agreed(found: jq.integer.Agreement) -> str:
-    apart = "not a number" if found.largest is None else f"{found.largest:.5g}"
-    same = f"{found.output}: {found.equal:.2%} equal to onnxruntime's, largest difference {apart}"
-    return same if found.top1 is None else f"{same}, same class for {found.top1:.2%} of the samples"
+def _agreed(agreement: jq.integer.Agreement) -> str:
+    apart = "not a number" if agreement.largest is None else f"{agreement.largest:.5g}"
+    same = f"{agreement.output}: {agreement.equal:.2%} equal to onnxruntime's, largest difference {apart}"
+    return same if agreement.top1 is None else f"{same}, same class for {agreement.top1:.2%} of the samples"

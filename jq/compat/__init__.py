@@ -1,4 +1,4 @@
-"""The names that users of AMD's quantizers already type, so that their scripts run after a change of the import line.
+"""The names that users of AMD's quantizers already type: their scripts run after changing the import line.
 
-`quark` stands for `quark.onnx`, `vai_q_onnx` for the package of that name.
+`quark` corresponds to `quark.onnx`, `vai_q_onnx` to the package of that name.
 """

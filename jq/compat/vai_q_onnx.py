@@ -1,6 +1,6 @@
 """The names of `vai_q_onnx`, AMD's older quantizer: `quantize_static`, and the words that it takes.
 
-Options mean what they do in `jq.compat.quark`, which has them as fields of `QuantizationConfig`.
+Options have the meaning that they have as fields of `QuantizationConfig` in `jq.compat.quark`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def quantize_static(
 ) -> ModelProto:
     """Return a quantized model, and write it to `model_output`; without a reader, it is calibrated on random data.
 
-    The position constraints of the NPU are kept with `enable_dpu` or `enable_ipu_cnn`.
+    The NPU's position constraints apply with `enable_dpu` or `enable_ipu_cnn`.
 
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()

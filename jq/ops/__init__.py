@@ -1,19 +1,22 @@
-"""The op table by family. Importing this package registers every rule."""
+"""The op table by family. `jq.ops.table.lookup` imports this package, and that registers every rule."""
 
 from jq.ops import (  # noqa: F401
+    activations,
     attention,
     blocks,
     control,
+    convolutions,
+    elementwise,
     loss,
-    math,
-    nn,
     norm,
+    pools,
+    products,
     quant,
-    random,
     recurrent,
     reduce,
+    sampling,
     sequence,
     shape,
-    signal,
+    spectral,
     vision,
 )

@@ -12,7 +12,7 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError, UnsupportedOp
-from jq.registry import Array, Context, astype, op
+from jq.ops.table import Array, Context, astype, op
 
 
 def _split_heads(x: Array, heads: int | None) -> Array:

@@ -12,13 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jq.blocks import cast
-from jq.domains import CONTRIB, QUARK, VITIS
+from jq.arithmetic.blocks import cast
+from jq.arithmetic.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
+from jq.arithmetic.numerics import divide, fake_quant, power_of_two
 from jq.errors import ModelError, UnsupportedOp
-from jq.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
-from jq.numerics import divide, fake_quant, power_of_two
+from jq.graph.domains import CONTRIB, QUARK, VITIS
 from jq.ops.quant import dequantize_linear, quantize_linear
-from jq.registry import Array, op
+from jq.ops.table import Array, op
 
 _ROUNDINGS: tuple[Rounding, ...] = ("half_away", "half_up", "half_even")  # as the attribute `rounding_mode` counts them
 _HEADER = 9  # bits of `bit_width` that are no magnitude: the sign and the shared exponent
@@ -33,7 +33,7 @@ _WIDEST = 32  # `bit_width` whose finest step float32 can still hold
 def node_of(fmt: Block, axis: int) -> tuple[str, str, dict[str, Any]]:
     """Return operator, domain and attributes of the node that Quark writes for a block format.
 
-    >>> from jq.formats import MXFP4E2M1
+    >>> from jq.arithmetic.formats import MXFP4E2M1
     >>> node_of(MXFP4E2M1, 1)[2]
     {'element_dtype': 'fp4_e2m1', 'axis': 1, 'block_size': 32, 'rounding_mode': 2}
     """

@@ -17,10 +17,9 @@ from jax import lax
 
 from jq.errors import UnsupportedOp
 from jq.graph import Graph
-from jq.registry import Array, Context, op
-from jq.trace import demanded
+from jq.ops.table import Array, Context, demanded, op
 
-_UNROLL = 4  # loops of at most so many rounds are unrolled: XLA fuses across rounds then
+_UNROLL = 4  # loops of at most this many rounds are unrolled, so that XLA fuses across rounds
 _ENDLESS = 1 << 30  # a trip count from here on is no bound, as exporters write for a while loop
 _TRUE = np.asarray(True)
 
@@ -110,7 +109,7 @@ def _probe(body: Graph, carried: Sequence[Any], ctx: Context) -> tuple[bool, boo
 
     try:
         types = jax.eval_shape(after, jnp.asarray(0, _index()), *map(_array, carried))
-    except UnsupportedOp:  # a shape inside hangs on a carried value
+    except UnsupportedOp:  # a shape inside depends on a carried value
         return False, False
     return [_type(t) for t in types] == [_type(_array(v)) for v in carried], steady
 

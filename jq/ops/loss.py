@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jq.errors import ModelError
-from jq.registry import Array, op
+from jq.ops.table import Array, op
 
 
 @op("NegativeLogLikelihoodLoss")

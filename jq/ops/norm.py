@@ -14,10 +14,11 @@ import numpy as np
 from jax import lax
 from onnx import helper
 
+from jq.arithmetic import layout
+from jq.arithmetic.formats import INT16
 from jq.errors import ModelError
-from jq.formats import INT16
-from jq.integer.fixed import Fixed, Grid, Table
-from jq.registry import Array, Context, IntegerContext, Quant, integer, op
+from jq.ops.integer.fixed import Fixed, Grid, Table
+from jq.ops.table import Array, Context, IntegerContext, Quant, integer, op
 
 
 def _stash(x: Array, stash_type: int = 1) -> Any:
@@ -41,7 +42,7 @@ def _standardized(x: Array, axes: int | Sequence[int], epsilon: float) -> tuple[
 def _batch_normalized(x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float) -> Array:
     """One multiply-add per element of channels-last `x`; the rest is per channel."""
     # Before opset 9 with spatial=0 the statistics are those of every position, (C, *spatial).
-    scale, b, mean, var = (v if v.ndim <= 1 else jnp.moveaxis(v, 0, -1) for v in (scale, b, mean, var))
+    scale, b, mean, var = (layout.channels_last(v, 0) for v in (scale, b, mean, var))
     factor = scale * lax.rsqrt(var + epsilon)
     return (x * factor + (b - mean * factor)).astype(x.dtype)
 
@@ -50,7 +51,7 @@ def _batch_statistics(x: Array, scale: Array) -> tuple[Array, Array]:
     wide = x.astype(_stash(x))
     axes = 0 if scale.ndim > 1 else tuple(range(x.ndim - 1))
     mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
-    return (jnp.moveaxis(mean, -1, 0), jnp.moveaxis(var, -1, 0)) if scale.ndim > 1 else (mean, var)
+    return layout.channels_first(mean, 0), layout.channels_first(var, 0)
 
 
 @op("BatchNormalization", since=14, layout="last")

@@ -16,14 +16,14 @@ import numpy as np
 from jax import lax
 from onnx import helper
 
-from jq import kernels, layout
+from jq.arithmetic import kernels, layout
+from jq.arithmetic.formats import INTEGERS
+from jq.arithmetic.numerics import divide, rounded
 from jq.errors import ModelError, UnsupportedOp
-from jq.formats import INTEGERS
-from jq.integer.fixed import Fixed, Grid, Table, exact, is_power_of_two, wrapped
-from jq.integer.rounding import quantize, quantize_real
-from jq.numerics import divide, rounded
-from jq.ops.nn import windows
-from jq.registry import Array, Context, IntegerContext, integer, op
+from jq.ops.convolutions import windows
+from jq.ops.integer.fixed import Fixed, Grid, Table, exact, is_power_of_two, wrapped
+from jq.ops.integer.rounding import quantize, quantize_real
+from jq.ops.table import Array, Context, IntegerContext, integer, op
 
 _MS = "com.microsoft"
 _WORD = 16  # bits of an activation's integers at most
@@ -157,8 +157,7 @@ def integer_quantize_linear(
     if grid is None:
         return NotImplemented
     if not isinstance(x, (Fixed, Table)):
-        array = getattr(x, "array", x)  # in whatever order it lies
-        return quantize_real(x, grid, ctx.target) if array.dtype == jnp.float32 else NotImplemented
+        return quantize_real(x, grid, ctx.target) if layout.raw(x).dtype == jnp.float32 else NotImplemented
     found = quantize(x, grid, ctx.target)
     return NotImplemented if found is None else found
 
@@ -172,8 +171,8 @@ def integer_dequantize_linear(
     if block_size:
         return NotImplemented
     if not isinstance(x, Fixed):  # integers that come in
-        array = getattr(x, "array", x)
-        grid = None if array.dtype == jnp.int32 else _grid(x_scale, x_zero_point, array.dtype)
+        dtype = layout.raw(x).dtype
+        grid = None if dtype == jnp.int32 else _grid(x_scale, x_zero_point, dtype)
         return NotImplemented if grid is None else wrapped(x, grid).replace(coded=False, floating=_floats(grid.scale))
     if x.grid is None or not x.coded:
         return NotImplemented
@@ -305,11 +304,11 @@ def ms_qlinear_conv(
     ctx: Context,
 ) -> Array:  # fmt: skip
     y = qlinear_conv(
-        jnp.moveaxis(x, -1, 1) if channels_last else x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale,
+        layout.channels_first(x) if channels_last else x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale,
         y_zero_point, B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides, ctx=ctx,
     )  # fmt: skip
-    return jnp.moveaxis(y, 1, -1) if channels_last else y
+    return layout.channels_last(y) if channels_last else y
 
 
 @op("MatMulInteger")
@@ -479,9 +478,9 @@ def _global_average(x: Array, x_scale: Array, x_zero: Array | None, y_scale: Arr
 def qlinear_global_average_pool(
     X: Array, x_scale: Array, x_zero_point: Array, y_scale: Array, y_zero_point: Array, *, channels_last: int = 0
 ) -> Array:
-    x = jnp.moveaxis(X, -1, 1) if channels_last else X
+    x = layout.channels_first(X) if channels_last else X
     y = _global_average(x, x_scale, x_zero_point, y_scale, y_zero_point)
-    return jnp.moveaxis(y, 1, -1) if channels_last else y
+    return layout.channels_last(y) if channels_last else y
 
 
 @op("QLinearAveragePool", domain=_MS, layout="last")
@@ -491,12 +490,12 @@ def qlinear_average_pool(
     pads: Any, strides: Any,
 ) -> Array:  # fmt: skip
     """Float32 sums in the order of the window, as onnxruntime's; over the whole image an integer sum."""
-    x = jnp.moveaxis(X, -1, 1) if channels_last else X
+    x = layout.channels_first(X) if channels_last else X
     sizes = x.shape[1:-1]
     strides, _, pads = windows(sizes, kernel_shape, strides, None, pads, auto_pad)
     if tuple(sizes) == tuple(kernel_shape) and not np.any(pads):
         y = _global_average(x, x_scale, x_zero_point, y_scale, y_zero_point)
-        return jnp.moveaxis(y, 1, -1) if channels_last else y
+        return layout.channels_last(y) if channels_last else y
     if ceil_mode:
         each = zip(sizes, kernel_shape, strides, pads, strict=True)
         pads = tuple((lo, hi + _beyond(n, k, s, lo, hi)) for n, k, s, (lo, hi) in each)
@@ -509,7 +508,7 @@ def qlinear_average_pool(
     value = divide(divide(total, count), _scalar(y_scale))
     zero = jnp.float32(0) if y_zero_point is None else _scalar(y_zero_point).astype(jnp.float32)
     y = _codes(value + zero, None, X.dtype)
-    return jnp.moveaxis(y, 1, -1) if channels_last else y
+    return layout.channels_last(y) if channels_last else y
 
 
 def _beyond(size: int, kernel: int, stride: int, low: int, high: int) -> int:

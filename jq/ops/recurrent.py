@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jq.errors import ModelError
-from jq.registry import Array, op
+from jq.ops.table import Array, op
 
 Activation = Callable[[Array], Array]
 Cell = Callable[..., tuple[Array, ...]]
@@ -38,14 +38,14 @@ def _activations(names: Sequence[str], alphas: Any, betas: Any, clip: float | No
     `clip` bounds what f and g get; the third, h of an LSTM, gets the cell itself, which onnxruntime does not clip.
     """
     values = [iter(alphas or ()), iter(betas or ())]
-    found: list[Activation] = []
+    rules: list[Activation] = []
     for index, name in enumerate(names):
         if name.lower() not in _ACTIVATIONS:
             raise ModelError(f"unknown activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
         rule, defaults = _ACTIVATIONS[name.lower()]
         parameters = [next(v, default) for v, default in zip(values, defaults, strict=False)]
-        found.append(functools.partial(_activate, rule, parameters, clip if index % per < 2 else None))
-    return found
+        rules.append(functools.partial(_activate, rule, parameters, clip if index % per < 2 else None))
+    return rules
 
 
 def _activate(rule: Callable[..., Array], parameters: Sequence[float], clip: float | None, x: Array) -> Array:

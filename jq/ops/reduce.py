@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.integer.fixed import Fixed, Table
-from jq.integer.means import mean
-from jq.numerics import WIDEST
-from jq.registry import Array, IntegerContext, astype, integer, namespace, op
+from jq.arithmetic.numerics import WIDEST
+from jq.ops.integer.fixed import Fixed, Table
+from jq.ops.integer.means import mean
+from jq.ops.table import Array, IntegerContext, astype, integer, namespace, op
 
 
 def _axes(axes: Any, noop_with_empty_axes: int) -> tuple[int, ...] | None:
-    """Absent and empty mean the same: all axes, or none if the node says so."""
+    """Return the axes; absent and empty both mean all axes, or none if the node says so."""
     if axes is None or np.size(axes) == 0:
         return () if noop_with_empty_axes else None
     return tuple(int(a) for a in np.ravel(axes))
@@ -29,7 +29,7 @@ def _wide(x: Array) -> Array:
 
 
 def _extreme(dtype: Any, sign: int) -> Any:
-    """What the maximum (-1) or minimum (1) of nothing is."""
+    """Return the identity of the maximum (-1) or minimum (1) of a type."""
     if dtype == np.bool_:
         return sign > 0
     if jnp.issubdtype(dtype, jnp.integer):

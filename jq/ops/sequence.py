@@ -11,7 +11,7 @@ import numpy as np
 from jq.errors import ModelError
 from jq.graph import Graph
 from jq.ops.shape import cut, pieces
-from jq.registry import Array, Context, namespace, op
+from jq.ops.table import Array, Context, namespace, op
 
 # ---------------------------------------------------------------------------------------------
 # Sequences: Python lists of arrays

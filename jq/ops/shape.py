@@ -14,10 +14,10 @@ from jax import lax
 from onnx import helper
 
 from jq.errors import ModelError
-from jq.integer.fixed import Fixed
-from jq.integer.rounding import unchanged
-from jq.integer.sums import aligned
-from jq.registry import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
+from jq.ops.integer.fixed import Fixed
+from jq.ops.integer.rounding import unchanged
+from jq.ops.integer.sums import aligned
+from jq.ops.table import Array, Context, IntegerContext, Quant, astype, integer, namespace, op
 
 _MOVES = Quant(shares=True)
 _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
@@ -88,7 +88,7 @@ def tile(x: Array, repeats: np.ndarray) -> Array:
 
 
 def _believe(xp: Any, factors: Iterable[int]) -> None:
-    """Refuse a size before numpy makes a tensor of it; of jax arrays only the shape is made while tracing."""
+    """Raise an error for a huge size before numpy allocates it; for jax arrays tracing makes only the shape."""
     if xp is np and (size := math.prod(factors)) > _MOST_KNOWN:
         raise ModelError(f"{size} elements from so few are out of all proportion")
 
@@ -227,7 +227,7 @@ def integer_pad(
     x: Fixed, pads: Any = None, constant_value: Array | None = None, axes: np.ndarray | None = None, *, mode: str,
     value: float = 0.0, paddings: Any = None,
 ) -> Fixed:  # fmt: skip
-    """What is put around must be one of the integers; an activation that waits must leave it."""
+    """The padding value must be one of the integers, and unchanged by a pending activation."""
     fill = value if constant_value is None or np.size(constant_value) == 0 else np.asarray(constant_value).item()
     if x.per_channel or x.fraction is not None or not math.isfinite(fill):
         return NotImplemented
@@ -242,7 +242,7 @@ def integer_pad(
 
 @op("CenterCropPad", static=("shape",), host=True)
 def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
-    """What is over or missing is halved; the odd one goes to the end."""
+    """The excess or shortfall is halved; an odd one goes to the end."""
     axes = range(x.ndim) if axes is None else axes
     slices, widths = {}, [(0, 0)] * x.ndim
     for axis, want in zip(axes, _ints(shape), strict=True):

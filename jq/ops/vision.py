@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jq.arithmetic.numerics import Mode, round_shift
 from jq.errors import ModelError
-from jq.integer.fixed import FLOAT32_BITS, Fixed
-from jq.numerics import Mode, round_shift
+from jq.ops.integer.fixed import FLOAT32_BITS, Fixed
 from jq.ops.shape import take_known
-from jq.registry import Array, IntegerContext, Quant, integer, op
+from jq.ops.table import Array, IntegerContext, Quant, integer, op
 
 # ---------------------------------------------------------------------------------------------
 # Resize: per axis, a table of the places it reads and their weights, made while tracing
@@ -333,7 +333,7 @@ def roi_align(
     x: Array, rois: Array, batch_indices: Array, *, coordinate_transformation_mode: str | None = None, mode: str,
     output_height: int, output_width: int, sampling_ratio: int, spatial_scale: float,
 ) -> Array:  # fmt: skip
-    """With `sampling_ratio` 0 a bin takes as many samples per axis as it has pixels, a number that hangs
+    """With `sampling_ratio` 0 a bin takes as many samples per axis as it has pixels, a number that depends
     on the data: here it is masked out of what a region of twice the map needs, and larger ones are
     sampled that often only. Mode "max" takes the largest weighted pixel, as onnxruntime does.
     """

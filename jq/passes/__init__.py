@@ -1,7 +1,7 @@
 """Rewrites of the graph before it is quantized: each pass is one file and one function.
 
 A pass is pure: it returns a new graph, or the very graph it was given when it finds nothing to do, so
-that `simplify` knows when all is done. The graph's inputs and outputs keep their names, and so do the
+that `simplify` can stop. The graph's inputs and outputs keep their names, and so do the
 nodes that remain.
 """
 
@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Sequence
 
 from jq.graph import Graph
+from jq.graph.unused import remove_unused
 from jq.passes.affine import fuse_affine
 from jq.passes.batchnorm import fold_batchnorm
 from jq.passes.branches import inline_branches
-from jq.passes.clean import remove_unused
 from jq.passes.constants import fold_constants
 from jq.passes.duplicates import merge_duplicates
 from jq.passes.identity import remove_identities
@@ -37,9 +37,9 @@ CLEANING: tuple[Pass, ...] = (
     fuse_pads,
     merge_slices,
 )
-# The vendor's tool, by onnxruntime and onnxslim, fuses less: every tensor that is left gets a quantizer.
+# The vendor's tool (onnxruntime and onnxslim) fuses less, and every remaining tensor gets a quantizer.
 QUARKS = tuple(functools.partial(fuse_affine, operators=("Add", "Mul")) if p is fuse_affine else p for p in CLEANING)
-_ROUNDS = 20  # two or three are usual: a bound for the pass that would undo another's work
+_ROUNDS = 20  # two or three are usual; the bound stops passes that undo each other
 
 
 def simplify(graph: Graph, passes: Sequence[Pass] = CLEANING) -> Graph:

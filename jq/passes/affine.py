@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.passes.edit import fresh
+from jq.graph.edit import fresh
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 

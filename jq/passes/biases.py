@@ -1,12 +1,12 @@
-"""Biases that several operators read."""
+"""Biases that several operators share."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.passes.edit import fresh
-from jq.registry import lookup
+from jq.graph.edit import fresh
+from jq.ops.table import lookup
 
 
 def own_biases(graph: Graph) -> Graph:

@@ -1,13 +1,13 @@
-"""If with a condition that is known: exporters leave them where a rank decides what to do."""
+"""If with a constant condition: exporters leave them where a rank decides which branch runs."""
 
 from __future__ import annotations
 
 from jq.graph import Graph, Node
-from jq.passes.edit import fresh, rename
+from jq.graph.edit import fresh, rename
 
 
 def inline_branches(graph: Graph) -> Graph:
-    """Return the graph with the branch that is taken in place of each If whose condition is a constant."""
+    """Return the graph with each If of constant condition replaced by the branch that is taken."""
     taken, labels = set(graph.tensors), {n.name for n in graph.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -20,7 +20,7 @@ def _branch(node: Node, condition: bool, taken: set[str], labels: set[str]) -> l
     body = node.subgraphs.get("then_branch" if condition else "else_branch")
     if body is None:
         return [node]
-    # Two branches may use one name for different tensors or nodes; out here they would collide.
+    # Two branches may use one name for different tensors or nodes; in the outer graph they would collide.
     names = {o: fresh(f"{node.label}/{o}", taken) for o in body.producer}
     sources = [names.get(v.name, v.name) for v in body.outputs]
     inner = [n.replace(name=n.name and fresh(n.name, labels)) for n in rename(body, names).nodes]

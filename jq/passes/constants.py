@@ -1,4 +1,4 @@
-"""Nodes that compute on constants only are computed now."""
+"""Constant folding: nodes that read only constants are computed now."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnx import numpy_helper
 
 from jq.errors import Error
 from jq.graph import Graph, Node
-from jq.onnx_read import SKELETON_BYTES
-from jq.onnx_write import node_proto
-from jq.registry import schema
-from jq.trace import evaluate
+from jq.graph.read import SKELETON_BYTES
+from jq.graph.schemas import schema
+from jq.graph.write import node_proto
+from jq.readings.tracing import evaluate
 
 RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -28,8 +28,8 @@ _SMALL, _WEIGHT, _MODEL = 1 << 16, 1 << 24, 1 << 28
 def fold_constants(graph: Graph) -> Graph:
     """Return the graph with every node computed whose inputs are all weights or constants.
 
-    Left alone are random operators, Quantize- and DequantizeLinear, control flow, operators without a
-    rule, and what would make the model much larger.
+    Random operators, Quantize- and DequantizeLinear, control flow, operators without a
+    rule, and nodes whose result would make the model much larger stay.
     """
     arrays = dict(graph.arrays)
     room = _MODEL - sum(a.nbytes for a in arrays.values())
@@ -72,9 +72,9 @@ def _results(node: Node, opset: int, inputs: Mapping[str, np.ndarray], limit: in
 
 
 def _inferred_bytes(node: Node, opset: int, inputs: Mapping[str, np.ndarray]) -> int:
-    """The bytes that ONNX's inference expects of a node's outputs; 0 where it cannot tell."""
-    found = schema(node.op_type, node.domain, opset)
-    if found is None:
+    """The size in bytes of a node's outputs by ONNX's inference; 0 if unknown."""
+    definition = schema(node.op_type, node.domain, opset)
+    if definition is None:
         return 0
     types = {k: onnx.helper.make_tensor_type_proto(_elem(a), a.shape) for k, a in inputs.items()}
     data = {
@@ -82,7 +82,7 @@ def _inferred_bytes(node: Node, opset: int, inputs: Mapping[str, np.ndarray]) ->
     }
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
-            found, node_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)]
+            definition, node_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)]
         )
     except Exception:  # onnx's C++ raises many kinds
         return 0

@@ -1,16 +1,16 @@
-"""The same thing computed or stored twice."""
+"""Duplicate arrays and computations."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jq.graph import Graph, is_structural
+from jq.graph.edit import bypass, rename
 from jq.passes.constants import RANDOM, quantizes
-from jq.passes.edit import bypass, rename
+from jq.util.digest import digest
 
 
 def merge_duplicates(graph: Graph) -> Graph:
@@ -30,8 +30,7 @@ def merge_duplicates(graph: Graph) -> Graph:
         if node.op_type in RANDOM or quantizes(node) or node.subgraphs:
             continue
         inputs = tuple(first.get(i, i) for i in (same.get(i, i) for i in node.inputs))
-        attrs = tuple(sorted((k, _key(v)) for k, v in node.attrs.items()))
-        key = (node.domain, node.op_type, inputs, attrs, tuple(map(bool, node.outputs)))
+        key = (node.domain, node.op_type, inputs, digest(node.attrs), tuple(map(bool, node.outputs)))
         outputs = seen.setdefault(key, node.outputs)
         if outputs is not node.outputs:
             same |= {b: a for a, b in zip(outputs, node.outputs, strict=True) if b}
@@ -51,19 +50,5 @@ def _first_of_equals(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     for names in groups.values():
         seen: dict[Any, str] = {}
         for name in names:
-            first[name] = seen.setdefault(_key(arrays[name]), name) if len(names) > 1 else name
+            first[name] = seen.setdefault(digest(arrays[name]), name) if len(names) > 1 else name
     return first
-
-
-def _key(value: Any) -> Any:
-    """What stands for an attribute or array in a comparison: its type too, for 1 == 1.0 == True."""
-    if isinstance(value, np.ndarray):
-        content: Any = repr(value.tolist()) if value.dtype == object else _digest(value)
-        return "array", str(value.dtype), value.shape, content
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return tuple(map(_key, value))
-    return type(value).__name__, repr(value)
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"").hexdigest()

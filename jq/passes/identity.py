@@ -1,4 +1,4 @@
-"""Nodes whose output is their input, whatever the data."""
+"""Nodes whose output always equals their input."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.passes.edit import bypass, undeclared
-from jq.registry import schema
+from jq.graph.edit import bypass, undeclared
+from jq.graph.schemas import schema
 
 _NOWHERE = np.iinfo(np.int32).max  # where exporters end a slice that has no end
 
@@ -31,11 +31,11 @@ def remove_identities(graph: Graph) -> Graph:
 
 
 def _argument(graph: Graph, node: Node, name: str, absent: object = None) -> np.ndarray | None:
-    """An argument that is an attribute or an input, as opsets have it; None where only the data tell."""
+    """Return an argument given as attribute or input, by opset; None if it is not constant."""
     if name in node.attrs:
         return np.asarray(node.attrs[name])
-    found = schema(node.op_type, node.domain, graph.opset(node.domain))
-    names = [i.name for i in found.inputs] if found else []
+    definition = schema(node.op_type, node.domain, graph.opset(node.domain))
+    names = [i.name for i in definition.inputs] if definition else []
     given = dict(zip(names, node.inputs, strict=False)).get(name, "")
     if not given:
         return None if absent is None else np.asarray(absent)
@@ -123,7 +123,7 @@ def _resize(graph: Graph, node: Node) -> bool:
 
 
 def _neutral(element: int, *, either: bool) -> Callable[[Graph, Node], str | None]:
-    """Arithmetic with a constant that changes neither the values nor, by broadcasting, the shape."""
+    """Whether arithmetic with a constant changes neither the values nor, by broadcasting, the shape."""
 
     def rule(graph: Graph, node: Node) -> str | None:
         if graph.opset() < 7:  # broadcasting was one-sided and asked for

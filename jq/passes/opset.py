@@ -1,4 +1,4 @@
-"""The same graph in another version of ONNX's operator set."""
+"""Conversion of a graph to another version of ONNX's operator set."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from onnx import version_converter
 
 from jq.errors import ConfigError
 from jq.graph import Graph, Node
-from jq.onnx_read import load
-from jq.onnx_write import to_model
-from jq.passes.edit import fresh
-from jq.registry import schema
+from jq.graph.edit import fresh
+from jq.graph.read import load
+from jq.graph.schemas import schema
+from jq.graph.write import to_model
 
 LEAST = 10  # which has QuantizeLinear
 USUAL = 17  # what compilers are tested with
@@ -33,7 +33,7 @@ _ASIDE = "jq.aside"  # a domain that onnx's converter leaves alone
 def with_opset(graph: Graph, version: int | None) -> Graph:
     """Return the graph at an opset version, converted by onnx; without one, at 17 where that is higher and can be.
 
-    Tensor names stay. What onnx's converter cannot do is a ConfigError if the version was asked for.
+    Tensor names stay. If onnx's converter cannot reach a requested version, that is a ConfigError.
 
     >>> import jq
     >>> with_opset(jq.load(jq.zoo.path("fashion_resnet")), 21).opset()
@@ -57,7 +57,7 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
 
 
 def check_opset(version: int | None) -> None:
-    """Raise a ConfigError for an opset that no quantized model can have."""
+    """Raise a ConfigError for an opset that quantized models do not support."""
     newest = onnx.defs.onnx_opset_version()
     if version is not None and not (isinstance(version, int) and LEAST <= version <= newest):
         raise ConfigError(
@@ -66,7 +66,7 @@ def check_opset(version: int | None) -> None:
 
 
 def _means_the_same(graph: Graph, version: int) -> bool:
-    """Whether every node means at another version what it does at the graph's: often so, and downwards too."""
+    """Whether every node has the same meaning at another version, which is common, downwards too."""
     return all(node.domain or _keeps(node, graph.opset(), version) for node in graph.walk())
 
 
@@ -82,25 +82,25 @@ def _keeps(node: Node, before: int, after: int) -> bool:
     crossed = [(node.op_type, version) for version in range(after + 1, before + 1)]
     listed = any(key in _REDEFINED for key in crossed)
     values = [_NEW_VALUES[key] for key in crossed if key in _NEW_VALUES]
-    new_value = any(node.attrs.get(name) in found for name, found in values)
+    new_value = any(node.attrs.get(name) in values_added for name, values_added in values)
     return same_inputs and node.attrs.keys() <= new.attributes.keys() and not listed and not new_value
 
 
 def _converted(graph: Graph, version: int) -> Graph:
     model = version_converter.convert_version(to_model(graph, skeleton=True), version)
-    found = load(model)
+    converted = load(model)
     own = {v.name for v in graph.inputs}
-    lost = (graph.producer.keys() - found.producer.keys()) - {""}
+    lost = (graph.producer.keys() - converted.producer.keys()) - {""}
     if lost:
         raise ConfigError(f"the converter drops tensor {min(lost)!r}")
-    inputs = tuple(v for v in found.inputs if v.name in own)
-    return found.with_arrays({**found.arrays, **graph.arrays}, inputs=inputs, metadata=graph.metadata)
+    inputs = tuple(v for v in converted.inputs if v.name in own)
+    return converted.with_arrays({**converted.arrays, **graph.arrays}, inputs=inputs, metadata=graph.metadata)
 
 
 def _resizes_aside(graph: Graph, version: int) -> Graph:
-    """The graph with Upsample, and Resize as of opset 10, as the Resize of opset 11 that computes the same.
+    """Return the graph with Upsample, and Resize of opset 10, as the equivalent Resize of opset 11.
 
-    It is in a domain of its own until the rest is converted: onnx's converter makes one of half pixels of it.
+    It stays in a domain of its own until the rest is converted: onnx's converter would turn it into half-pixel mode.
     """
     if not 7 <= graph.opset() < _RESIZE <= version:
         return graph

@@ -1,4 +1,4 @@
-"""Pad before an operator that pads by itself."""
+"""Fusion of Pad into an operator that pads by itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.registry import schema
+from jq.graph.schemas import schema
 
 
 def fuse_pads(graph: Graph) -> Graph:
-    """Return the graph with zeros around images padded by the Conv that reads them, or by their only AveragePool."""
+    """Return the graph with zero padding moved into the Conv, or the only AveragePool, that reads it."""
     nodes: dict[Node, Node | None] = {}
     for node in graph.nodes:
         source = graph.producer.get(node.inputs[0]) if node.inputs else None
@@ -34,7 +34,7 @@ def fuse_pads(graph: Graph) -> Graph:
 
 
 def _counts(graph: Graph, node: Node, pads: Sequence[int]) -> bool:
-    """Whether an AveragePool may count zeros around the image that it reads alone, up to these pads, as pixels."""
+    """Whether an AveragePool that alone reads an image may count zeros around it, up to these pads, as pixels."""
     counted = node.attrs.get("count_include_pad", 0) or not any(node.attrs.get("pads", ()))
     if not counted or node.attrs.get("ceil_mode", 0) or not graph.sole_reader(node.inputs[0]) or graph.opset() < 7:
         return False
@@ -45,7 +45,7 @@ def _counts(graph: Graph, node: Node, pads: Sequence[int]) -> bool:
 
 def _zeros_around(graph: Graph, node: Node) -> tuple[int, ...] | None:
     """The pads of the spatial axes of a Pad that puts zeros there, and nowhere else."""
-    names = [i.name for i in found.inputs] if (found := schema("Pad", "", graph.opset())) else []
+    names = [i.name for i in definition.inputs] if (definition := schema("Pad", "", graph.opset())) else []
     given = {name: graph.arrays.get(i) for name, i in zip(names, node.inputs, strict=False) if i and name != "data"}
     if node.domain or node.attrs.get("mode", "constant") != "constant" or any(v is None for v in given.values()):
         return None

@@ -1,8 +1,8 @@
-"""What is computed from static shapes is a constant.
+"""Folding of everything that is computed from static shapes.
 
 Small integer tensors are followed element by element through the operators that move elements about.
 An element is a number, or a *code* that stands for a dim known by its name only. An operator that
-copies elements copies codes too, so its own rule tells where each dim ends up.
+copies elements copies codes too, so its own rule shows where each dim ends up.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from jq.errors import Error
 from jq.graph import Graph, Node, Value
-from jq.passes.edit import fresh, undeclared
-from jq.trace import evaluate
+from jq.graph.edit import fresh, undeclared
+from jq.readings.tracing import evaluate
 
 # Expand and Tile move elements too, but make more of them than memory may hold: see `constants`.
 _MOVES = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
@@ -42,7 +42,7 @@ class _Ints:
 
 
 class _Codes:
-    """Hands out codes: one for each named dim, and one for each element of which nothing is known."""
+    """Codes: one for each named dim, and one for each unknown element."""
 
     def __init__(self) -> None:
         self.given: dict[object, int] = {}
@@ -72,16 +72,16 @@ def fold_shapes(graph: Graph) -> Graph:
     types = undeclared(graph).values
     codes, taken = _Codes(), set(graph.tensors)
     small = {k: a for k, a in graph.arrays.items() if a.dtype in _INTEGERS.values() and a.size <= _SIZE}
-    found = {k: _Ints(a.astype(np.int64), a.dtype) for k, a in small.items()}
+    integers = {k: _Ints(a.astype(np.int64), a.dtype) for k, a in small.items()}
     nodes: dict[Node, Node | None] = {}
     arrays: dict[str, np.ndarray] = {}
     for node in graph.nodes:
-        results = dict(_follow(node, graph.opset(node.domain), found, types, codes))
-        found |= results
+        results = dict(_follow(node, graph.opset(node.domain), integers, types, codes))
+        integers |= results
         if results and all(r.known for r in results.values()):
             nodes[node] = None
             arrays |= {k: r.elements.astype(r.dtype) for k, r in results.items()}
-        elif (target := _target(graph, node, found, types, codes)) is not None:
+        elif (target := _target(graph, node, integers, types, codes)) is not None:
             name = fresh(f"{node.label}.shape", taken)
             nodes[node] = node.replace(inputs=(node.inputs[0], name))
             arrays[name] = target
@@ -89,9 +89,9 @@ def fold_shapes(graph: Graph) -> Graph:
 
 
 def _follow(
-    node: Node, opset: int, found: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
+    node: Node, opset: int, integers: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
 ) -> Iterator[tuple[str, _Ints]]:
-    """What is known of a node's outputs."""
+    """Yield the known outputs of a node."""
     if node.domain or not node.inputs or not node.inputs[0]:
         return
     if node.op_type in ("Shape", "Size"):
@@ -102,16 +102,18 @@ def _follow(
         elif dims is not None and all(d >= 0 for d in dims):
             yield node.outputs[0], _Ints(np.array(np.prod(dims, dtype=np.int64)), np.dtype(np.int64))
         return
-    if not all(i in found for i in node.inputs if i):
+    if not all(i in integers for i in node.inputs if i):
         return
-    given = {i: found[i] for i in node.inputs if i}
-    dtype = found[node.inputs[0]].dtype
+    given = {i: integers[i] for i in node.inputs if i}
+    dtype = integers[node.inputs[0]].dtype
     try:
         if node.op_type == "Cast":
             to = _INTEGERS.get(node.attrs.get("to", 0))
             if to is not None:
-                yield node.outputs[0], _Ints(found[node.inputs[0]].elements, to)
-        elif node.op_type == "Concat" or (node.op_type in _MOVES and all(found[i].known for i in node.inputs[1:] if i)):
+                yield node.outputs[0], _Ints(integers[node.inputs[0]].elements, to)
+        elif node.op_type == "Concat" or (
+            node.op_type in _MOVES and all(integers[i].known for i in node.inputs[1:] if i)
+        ):
             results = evaluate(node, opset, {i: g.elements for i, g in given.items()})
             yield from (
                 (o, _Ints(r, dtype)) for o, r in zip(node.outputs, results, strict=False) if o and r.size <= _SIZE
@@ -123,7 +125,7 @@ def _follow(
 
 
 def _arithmetic(node: Node, opset: int, given: Mapping[str, _Ints], codes: _Codes) -> np.ndarray:
-    """An elementwise node's output; of what comes from a code nothing is known."""
+    """Return an elementwise node's output; results that involve a code are unknown."""
     (result,) = evaluate(node, opset, {i: np.where(g.coded, 1, g.elements) for i, g in given.items()})
     touched = np.zeros(result.shape, bool)
     for operand in given.values():
@@ -133,12 +135,12 @@ def _arithmetic(node: Node, opset: int, given: Mapping[str, _Ints], codes: _Code
 
 
 def _target(
-    graph: Graph, node: Node, found: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
+    graph: Graph, node: Node, integers: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
 ) -> np.ndarray | None:
-    """A constant that asks the same of a Reshape as its computed target, or None."""
+    """Return a constant Reshape target equivalent to the computed one, or None."""
     if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2 or node.attrs.get("allowzero", 0):
         return None
-    target = found.get(node.inputs[1])
+    target = integers.get(node.inputs[1])
     if target is None or node.inputs[1] in graph.arrays:
         return None
     wanted = target.elements.copy()

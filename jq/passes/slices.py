@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.passes.edit import fresh
+from jq.graph.edit import fresh
 
 _PARTS = ("starts", "ends", "axes", "steps")
 
@@ -31,7 +31,7 @@ def merge_slices(graph: Graph) -> Graph:
 
 
 def _known(graph: Graph, node: Node) -> tuple[np.ndarray, ...] | None:
-    """Starts, ends, axes and steps of a Slice with constant ones, along axes counted from the front."""
+    """Return starts, ends, steps and non-negative axes of a Slice if they are constant."""
     if node.op_type != "Slice" or node.domain or graph.opset() < 10:
         return None
     arrays = [graph.arrays.get(i) for i in node.inputs[1:] if i]

@@ -1,13 +1,13 @@
 """What one asks of quantization rather than what one ships: searches and ablations over plans, which are data."""
 
-from jq.research.ablate import ablate, work_of
+from jq.research.ablation import ablate, work_of
 from jq.research.curvature import fisher, hessian_trace
 from jq.research.descent import Step
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
 from jq.research.exponents import Search, search_exponents
 from jq.research.integer_factors import equalize_pow2
 from jq.research.mixed import FormatTable, Mixed, format_table, mixed_precision
-from jq.research.sensitivity import Sensitivity, sensitivity
+from jq.research.sensitivities import Sensitivity, sensitivity
 from jq.research.tables import Results
 
 __all__ = [

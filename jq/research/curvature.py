@@ -19,15 +19,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from jq.data import Source, open_source
+from jq.arithmetic import layout
+from jq.data.sources import Source, open_source
 from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
-from jq.layout import ChannelsLast, Packed, plain
 from jq.plan import Plan
+from jq.plan.scales import channel_axes
+from jq.readings.tracing import trace
 from jq.research.losses import CURVED, Loss, check_loss, losses, probe, scores
 from jq.research.streaming import known_inputs, over_feeds
-from jq.search import channel_axes
-from jq.trace import trace
 
 Array = Any
 
@@ -281,13 +281,8 @@ class _Watched:
 
     def fake_quant(self, name: str, value: Any) -> Any:
         axis = self.axes.get(name, -1)
-        if isinstance(value, ChannelsLast):
-            axis = (0, value.array.ndim - 1, *range(1, value.array.ndim - 1))[axis] if axis >= 0 else axis
-            return ChannelsLast(_watch(value.array, self.sums[name], axis))
-        if isinstance(value, Packed):
-            axis = value.order.index(axis) if axis >= 0 else axis
-            return dataclasses.replace(value, array=_watch(value.array, self.sums[name], axis))
-        return _watch(jnp.asarray(value), self.sums[name], axis)
+        axis = layout.axis_of(value, axis) if axis >= 0 else axis
+        return layout.mapped(lambda x: _watch(jnp.asarray(x), self.sums[name], axis), value)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -318,9 +313,5 @@ class _Shifted:
         return tensor in self.shifts
 
     def fake_quant(self, name: str, value: Any) -> Any:
-        shift = self.shifts[name]
-        if isinstance(value, ChannelsLast):
-            return ChannelsLast(value.array + jnp.moveaxis(shift, 1, -1))
-        if isinstance(value, Packed):
-            return dataclasses.replace(value, array=value.array + jnp.transpose(shift, value.order))
-        return jnp.asarray(plain(value)) + shift
+        shift = layout.arranged(self.shifts[name], value)
+        return layout.mapped(lambda x: jnp.asarray(x) + shift, value)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jq.arithmetic.numerics import power_of_two
 from jq.config import QuantConfig
-from jq.constraints import moving_together, violations
 from jq.graph import Graph
-from jq.numerics import power_of_two
+from jq.npu.constraints import moving_together, violations
 from jq.plan import Plan
-from jq.progress import unit_bar
 from jq.research.segments import Block, Segments, State
+from jq.util.progress import unit_bar
 
 _SURE = 1.0  # standard errors by which a move must pay, on average over the samples
 _HOPELESS = 2.0  # standard errors by which it is worse, after which no more samples are looked at

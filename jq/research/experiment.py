@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from jq import zoo
-from jq.accuracy import read_labels
 from jq.config import QuantConfig, resolve
 from jq.errors import ConfigError, DataError, suggest
-from jq.pipeline import Source
+from jq.evaluation.accuracy import read_labels
+from jq.graph.read import ModelLike
 
 _SAMPLES = 128  # of the bundled calibration set, where a file does not say how many
 
@@ -27,7 +27,7 @@ _SAMPLES = 128  # of the bundled calibration set, where a file does not say how 
 class Subject:
     """A float model, what it is calibrated and tuned on, and what it is evaluated on."""
 
-    model: Source
+    model: ModelLike
     data: Any = None  # as `jq.calibrate` takes it
     evaluation: Any = None  # likewise; without it the data are taken
     labels: np.ndarray | None = None  # of the evaluation's samples

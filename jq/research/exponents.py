@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
-from jq import markup
 from jq.config import QuantConfig, resolve
 from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
@@ -23,6 +22,7 @@ from jq.research.descent import Moves, Step, Way, descend
 from jq.research.segments import Loss, Segments, blocks_of
 from jq.research.sequential import in_turn
 from jq.research.weighted import at_least_cost
+from jq.util import markup
 
 Method = Literal["joint", "coordinate", "beam", "weighted", "sequential"]
 

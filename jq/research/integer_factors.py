@@ -26,20 +26,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jq.bias import correct_biases
-from jq.calibrate import calibrate
+from jq.calibration.calibrate import calibrate
 from jq.config import QuantConfig, resolve
-from jq.data import readable_again
-from jq.equalize import predicted_noise
-from jq.equalize.choice import choose
-from jq.equalize.factors import limits, optimize
-from jq.equalize.groups import FIXED
-from jq.equalize.noise import Activation, Noise, Weight
-from jq.equalize.rewrite import scaled
+from jq.data.sources import readable_again
 from jq.errors import ConfigError
 from jq.graph import Graph
-from jq.planning import make_plan
-from jq.research.sensitivity import sensitivity
+from jq.plan.planning import make_plan
+from jq.recovery.bias_correction import correct_biases
+from jq.recovery.equalization import predicted_noise
+from jq.recovery.equalization.choice import choose
+from jq.recovery.equalization.factors import limits, optimize
+from jq.recovery.equalization.groups import FIXED
+from jq.recovery.equalization.noise import Activation, Noise, Weight
+from jq.recovery.equalization.rewrite import scaled
+from jq.research.sensitivities import sensitivity
 
 _NEAR = np.arange(-2, 3)  # octaves by which a channel's exponent may change in a turn
 _TURNS = 3

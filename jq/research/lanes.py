@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jq import layout
+from jq.arithmetic import layout
 from jq.graph import Graph, Node
+from jq.ops.table import demanded
 from jq.plan import Plan
-from jq.trace import Reader, demanded
+from jq.readings.tracing import Reader
 
 Array = Any
 Scope = dict[str, Any]  # arrays that are the same for all feeds, and of tensors that are not, their lanes
@@ -39,7 +40,7 @@ _NEAR = 4  # nodes among which it ends, where least goes on
 class Laned:
     """A tensor in several lanes: arrays lead with rows, all feeds of one lane before those of the next."""
 
-    rows: Any  # an array or a ChannelsLast [lanes * feeds, *feed shape]
+    rows: Any  # a traced value [lanes * feeds, *feed shape]
     lanes: tuple[int, ...]  # groups by number, and the base
 
     def over(self, lanes: Sequence[int]) -> Any:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jq import files
 from jq.errors import ConfigError, DataError
+from jq.util import files
 
 Row = Mapping[str, Any]
 

@@ -18,20 +18,20 @@ from typing import Any, Literal, get_args
 import numpy as np
 from jax.sharding import Mesh
 
-from jq import files, markup
-from jq.calibrate import calibrate
+from jq.arithmetic.formats import BFLOAT16, INT16, Float, Format
+from jq.calibration.calibrate import calibrate
+from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
-from jq.data import readable_again
+from jq.data.sources import readable_again
 from jq.errors import ConfigError, suggest
-from jq.formats import BFLOAT16, INT16, Float, Format
+from jq.evidence.plots import front_plot
 from jq.graph import Graph, Node
 from jq.plan import Plan
-from jq.planning import make_plan
-from jq.plots import front_plot
+from jq.plan.planning import make_plan
+from jq.plan.scales import channel_axes
 from jq.research.losses import CURVED, Loss, check_loss
-from jq.research.sensitivity import grouped, sensitivity
-from jq.search import channel_axes
-from jq.stats import Stats
+from jq.research.sensitivities import grouped, sensitivity
+from jq.util import files, markup
 
 Cost = Literal["bitops", "size"]
 Solver = Literal["milp", "greedy"]

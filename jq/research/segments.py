@@ -19,19 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.arithmetic import layout
+from jq.arithmetic.formats import Integer
+from jq.arithmetic.numerics import nearest
 from jq.config import QuantConfig
-from jq.data import Feed, open_source
+from jq.data.sources import Feed, open_source
 from jq.errors import DataError, ModelError
-from jq.fake import as_planned
-from jq.finetune.streams import Kept
-from jq.finetune.units import cuts
-from jq.formats import Integer
 from jq.graph import Graph, Value
-from jq.layout import ChannelsLast, Packed, pack
-from jq.numerics import nearest
-from jq.passes.clean import remove_unused
+from jq.graph.unused import remove_unused
 from jq.plan import Plan, QParams
-from jq.trace import Traced, trace
+from jq.readings.fake import as_planned
+from jq.readings.packing import pack
+from jq.readings.tracing import Traced, trace
+from jq.recovery.parts import cuts
+from jq.recovery.streams import Kept
 
 Array = Any
 Loss = Literal["mse", "kl"]
@@ -201,9 +202,7 @@ class Shifts:
         """What a tensor's readers get."""
         if name not in self.shifted or name not in self.plan:
             return self.plan.fake_quant(name, value)
-        if isinstance(value, (ChannelsLast, Packed)):
-            return dataclasses.replace(value, array=_shifted(self.plan[name], value.array))
-        return _shifted(self.plan[name], jnp.asarray(value))
+        return layout.mapped(lambda x: _shifted(self.plan[name], jnp.asarray(x)), value)
 
 
 def is_shift(found: QParams) -> bool:

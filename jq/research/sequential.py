@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.fake import fake_quant
-from jq.finetune import store_of
-from jq.finetune.units import Pattern, program, units
-from jq.finetune.walk import Site, Tensors, added, over_chunks, values, walk
 from jq.graph import Graph
 from jq.plan import Plan
+from jq.readings.fake import fake_quant
+from jq.recovery.finetuning import store_of
+from jq.recovery.parts import Pattern, program, units
+from jq.recovery.walk import Site, Tensors, added, over_chunks, values, walk
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block
 

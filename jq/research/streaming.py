@@ -11,15 +11,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jq.calibrate import narrow, types_of
-from jq.data import Source, batches
+from jq.calibration.calibrate import narrow, types_of
+from jq.data.sources import Source, batches
 from jq.errors import DataError
-from jq.finetune.streams import CHUNK_BYTES
 from jq.graph import Graph
-from jq.layout import pack
 from jq.plan import Plan
-from jq.progress import progress_bar
-from jq.trace import trace
+from jq.readings.packing import pack
+from jq.readings.tracing import trace
+from jq.recovery.streams import CHUNK_BYTES
+from jq.util.progress import progress_bar
 
 Array = Any
 Program = Callable[[Any, Any, Mapping[str, Any], Array], dict[str, Array]]

@@ -8,9 +8,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jq import markup
-from jq.plots import dots
+from jq.evidence.plots import dots
 from jq.research.ledger import Row
+from jq.util import markup
 
 _PERCENT = ("float_top1", "top1", "agreement")
 _TITLES = {

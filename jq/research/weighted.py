@@ -19,15 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jq.fake import as_planned
+from jq.arithmetic import layout
+from jq.arithmetic.numerics import inverse_power
 from jq.graph import Graph
-from jq.layout import ChannelsLast, pack
-from jq.numerics import inverse_power
 from jq.plan import Plan
+from jq.readings.fake import as_planned
+from jq.readings.packing import pack
+from jq.readings.tracing import trace
 from jq.research.curvature import needing_gradients
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block, Loss, two_by_two
-from jq.trace import trace
 
 Array = Any
 _LONGEST = 4096  # elements that the table takes at a time, as in `ErrorTable`
@@ -48,10 +49,12 @@ class _Probe:
 
     def fake_quant(self, name: str, value: Any) -> Any:
         """The tensor, as it lies."""
-        x = value.array if isinstance(value, ChannelsLast) else jnp.asarray(value)
-        self.seen[name] = x
-        x = x + self.deltas[name] if name in self.deltas else x
-        return ChannelsLast(x) if isinstance(value, ChannelsLast) else x
+
+        def probed(x: Array) -> Array:
+            self.seen[name] = jnp.asarray(x)
+            return self.seen[name] + self.deltas[name] if name in self.deltas else self.seen[name]
+
+        return layout.mapped(probed, value)
 
 
 def at_least_cost(

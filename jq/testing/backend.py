@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import onnx
 
-from jq.onnx_read import load
-from jq.trace import trace
+from jq.graph.read import load
+from jq.readings.tracing import trace
 
 
 def prepare(model: onnx.ModelProto) -> Callable[[Sequence[Any]], list[Any]]:

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import jq
-from jq import formats
+from jq.arithmetic import formats
 from jq.compat import quark
 from jq.compat.quark import (
     DEFAULT_ADAQUANT_PARAMS,
@@ -49,8 +49,8 @@ from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIE
 from jq.compat.quark.translate import Translation, translate
 from jq.config import CONSTRAINTS, QuantConfig
 from jq.errors import ConfigError
-from jq.finetune.adaquant import AdaQuant
-from jq.finetune.adaround import AdaRound
+from jq.recovery.adaquant import AdaQuant
+from jq.recovery.adaround import AdaRound
 
 REFUSED = [name for name in get_default_config_mapping() if "_MIXED_" in name or name == "MATMUL_NBITS"]
 

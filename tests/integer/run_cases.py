@@ -25,11 +25,12 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
-from jq import blocks, numerics
-from jq.formats import BFLOAT16, BFP16, MXINT8
-from jq.integer import TARGETS, fixed, products, rounding
+from jq.arithmetic import blocks, numerics
+from jq.arithmetic.formats import BFLOAT16, BFP16, MXINT8
+from jq.npu.reciprocals import pool_multiplier
 from jq.ops import vision
-from jq.passes.npu.reciprocals import pool_multiplier
+from jq.ops.integer import fixed, products, rounding
+from jq.readings.integer import TARGETS
 
 Case = Mapping[str, Any]
 _INT8 = (-128, 127)
@@ -226,16 +227,16 @@ def avgpool_factor(params: Case, inputs: Case, target: Any) -> Any:
 def resize_bilinear(params: Case, inputs: Case, target: Any) -> Any:
     corners = jnp.asarray([[inputs["tl"], inputs["tr"]], [inputs["bl"], inputs["br"]]], jnp.int8)
     scale = Fraction(2) ** -params["pi"]
-    x = fixed.Fixed(corners, scale, 128, 0, fixed.Grid(scale, 0, jq.formats.INT8))
+    x = fixed.Fixed(corners, scale, 128, 0, fixed.Grid(scale, 0, jq.arithmetic.formats.INT8))
     lerps = [Fraction(*params[key]) for key in ("y_lerp", "x_lerp")]
     spans = [(np.array([[0, 1]]), np.array([[float(1 - lerp), float(lerp)]])) for lerp in lerps]
     y = vision.chips_bilinear(x, spans, (0, 1), target.lerp_bits, target.rounding)
-    found = rounding.quantize(y, fixed.Grid(Fraction(2) ** -params["po"], 0, jq.formats.INT8), target)
+    found = rounding.quantize(y, fixed.Grid(Fraction(2) ** -params["po"], 0, jq.arithmetic.formats.INT8), target)
     return np.asarray(found.array).item()
 
 
 def quantize(params: Case, inputs: Case, target: Any) -> Any:
-    grid = fixed.Grid(Fraction(2) ** -params["p"], 0, jq.formats.INT8)
+    grid = fixed.Grid(Fraction(2) ** -params["p"], 0, jq.arithmetic.formats.INT8)
     own = jq.integer.Target(name="case", rounding=params["mode"])
     return np.asarray(rounding.quantize_real(jnp.asarray(inputs["x"], jnp.float32), grid, own).array).tolist()
 

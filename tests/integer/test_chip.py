@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import jq
-from jq.integer import fixed, rounding
+from jq.ops.integer import fixed, rounding
 from tests.conftest import SHARED
 
 XINT8_NAMES = jq.zoo.models()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
-from jq.integer.reading import codes
+from jq.readings.integer.walk import codes
 from tests.integer.oracle import (
     CHIPS,
     Activation,

@@ -11,12 +11,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jq.formats import INT8, UINT8
-from jq.integer import Target
-from jq.integer.fixed import Grid
-from jq.integer.products import cascade, word_shift
-from jq.integer.rounding import by_significand, quantize_real, significand
-from jq.numerics import WIDEST, round_divide, round_product, round_shift
+from jq.arithmetic.formats import INT8, UINT8
+from jq.arithmetic.numerics import WIDEST, round_divide, round_product, round_shift
+from jq.ops.integer.fixed import Grid
+from jq.ops.integer.products import cascade, word_shift
+from jq.ops.integer.rounding import by_significand, quantize_real, significand
+from jq.readings.integer import Target
 from tests.integer.oracle import power, rounded
 
 MODES = ("half_up", "half_even", "half_away", "floor")

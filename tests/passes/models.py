@@ -10,10 +10,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from jq.graph import Graph
-from jq.onnx_read import load
-from jq.onnx_write import to_model
-from jq.prepare import prepare
-from jq.trace import trace
+from jq.graph.read import load
+from jq.graph.write import to_model
+from jq.passes.prepare import prepare
+from jq.readings.tracing import trace
 from tests.conftest import onnxruntime_outputs
 
 node = helper.make_node

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jq.onnx_read import load
-from jq.prepare import prepare
-from jq.trace import trace
+from jq.graph.read import load
+from jq.passes.prepare import prepare
+from jq.readings.tracing import trace
 from tests.passes.models import build, node, normal, ops, prepared
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from jq.onnx_read import load
-from jq.prepare import prepare
+from jq.graph.read import load
+from jq.passes.prepare import prepare
 from tests.passes.models import batchnorm, build, node, normal, ops, prepared, statistics
 
 

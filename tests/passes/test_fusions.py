@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jq
-from jq.passes.npu import STRUCTURE
+from jq.npu.rewrites import STRUCTURE
 from jq.passes.pads import fuse_pads
 from jq.passes.slices import merge_slices
 from tests.conftest import onnxruntime_outputs

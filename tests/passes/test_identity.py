@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from jq.onnx_read import load
-from jq.prepare import prepare
+from jq.graph.read import load
+from jq.passes.prepare import prepare
 from tests.passes.models import build, node, normal, ops, prepared
 
 

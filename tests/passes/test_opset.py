@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from jq.errors import ConfigError
-from jq.onnx_read import load
-from jq.onnx_write import to_model
+from jq.graph.read import load
+from jq.graph.write import to_model
 from jq.passes.opset import with_opset
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal

@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jq.zoo
 from jq.graph import Graph, Node, Value
-from jq.onnx_read import load
-from jq.onnx_write import to_model
+from jq.graph.edit import bypass, rename
+from jq.graph.read import load
+from jq.graph.write import to_model
 from jq.passes import CLEANING
-from jq.passes.edit import bypass, rename
-from jq.prepare import prepare
+from jq.passes.prepare import prepare
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
 

@@ -18,11 +18,11 @@ import pytest
 import jq
 from jq.cli import main
 from jq.research import Experiment, Results, Subject, ablate, grid, work_of
-from jq.research.ablate import _digest
+from jq.research.ablation import _digest
 from tests.conftest import onnxruntime_outputs
-from tests.finetune.test_finetune import HELD_OUT, IMAGES, small
+from tests.recovery.test_finetuning import HELD_OUT, IMAGES, small
 
-MODULE = sys.modules["jq.research.ablate"]  # jq.research.ablate is the function
+MODULE = sys.modules["jq.research.ablation"]  # jq.research.ablate is the function
 BASE = jq.presets["XINT8"].replace(cle=False, finetune_batch=6)
 LABELS = np.arange(len(HELD_OUT)) % 6
 

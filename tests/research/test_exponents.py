@@ -9,13 +9,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import jq
-from jq.constraints import moving_together, violations
+from jq.npu.constraints import moving_together, violations
 from jq.research import fisher, search_exponents, sensitivity
 from jq.research.descent import Moves, Way
 from jq.research.segments import Block, blocks_of
 from jq.research.weighted import weighted_errors
+from tests.calibration.test_calibrate import built
 from tests.research.networks import images, planned, residual
-from tests.test_calibrate import built
 
 CONFIG = jq.presets["XINT8"]
 METHODS = ("joint", "coordinate", "beam", "weighted", "sequential")

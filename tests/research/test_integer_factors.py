@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jq
-from jq.equalize.channels import measure
-from jq.equalize.groups import FIXED, find_groups
-from jq.equalize.noise import Activation, predict
+from jq.recovery.equalization.channels import measure
+from jq.recovery.equalization.groups import FIXED, find_groups
+from jq.recovery.equalization.noise import Activation, predict
 from jq.research import equalize_pow2
 from jq.research.integer_factors import _NEAR, _costs, by_program, cheapest, integer_exponents
 from tests.research.networks import images, residual

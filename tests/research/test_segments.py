@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jq
-from jq.numerics import power_of_two
+from jq.arithmetic.numerics import power_of_two
 from jq.research.segments import Segments, Shifts, blocks_of, is_shift
 from tests.research.networks import images, planned, residual
 

@@ -113,7 +113,7 @@ def test_screening_measures_only_the_first(case, alone):
 
 
 def test_many_groups_take_several_walks(case, alone, monkeypatch):
-    monkeypatch.setattr(sys.modules["jq.research.sensitivity"], "_LANES_BYTES", 0)
+    monkeypatch.setattr(sys.modules["jq.research.sensitivities"], "_LANES_BYTES", 0)
     found = research.sensitivity(*case, kind="activations")
     for row in found.rows:
         assert row.loss == pytest.approx(alone[row.name].loss, rel=1e-3, abs=1e-12)
@@ -166,7 +166,7 @@ def test_a_weight_that_a_node_turns_has_its_lane():
             opset_imports=[helper.make_opsetid("", 17)],
         )
     )
-    found = jq.QParams(np.float32(0.5), np.int32(0), jq.formats.INT8)
+    found = jq.QParams(np.float32(0.5), np.int32(0), jq.arithmetic.formats.INT8)
     plan = jq.Plan({}, {"w": found}, frozenset())
     x = rng.standard_normal((3, 1, 4)).astype(np.float32)
     y = Lanes(graph, (frozenset({"w"}),))(graph.params, plan, {"x": x}, {})["y"]

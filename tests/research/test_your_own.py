@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jq
-from jq.formats import INT8
+from jq.arithmetic.formats import INT8
 from jq.plan import QParams
-from tests.finetune.test_adaround import CASES, brute, random_form
 from tests.passes.models import build, node, normal
+from tests.recovery.test_adaround import CASES, brute, random_form
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "your_own.md"
 
@@ -58,7 +58,7 @@ def test_the_search_clips_less_and_the_constraints_hold():
     g = guide()
     plan, careful, graph, config = g["plan"], g["careful"], g["graph"], g["whole"]
     moved = [t for t in plan.activations if float(plan[t].scale) != float(careful[t].scale)]
-    assert moved and jq.constraints.violations(graph, careful, config) == []
+    assert moved and jq.npu.constraints.violations(graph, careful, config) == []
     assert all(careful[t].is_power_of_two for t in careful.activations)
     _, seen = jq.trace(graph, taps=["input"])(graph.params, {"input": g["images"]})
     x, found = np.asarray(seen["input"], np.float64), g["little_clipping"](g["stats"], plan, 0.01)["input"]

@@ -170,7 +170,7 @@ __all__ = [
 ]
 
 
-# Names of Quark's that jq has not.
+# Quark names that jq does not have.
 _ABSENT = {
     "quantize_static": "take ModelQuantizer, or quantize_static of jq.compat.vai_q_onnx",
     "quantize_dynamic": "take get_default_config('UINT8_DYNAMIC_QUANT')",
@@ -187,7 +187,7 @@ _ABSENT = {
 
 
 def __getattr__(name: str) -> Any:
-    """A named config, such as XINT8_QCONFIG, which is made when it is asked for."""
+    """Return a named config such as XINT8_QCONFIG, created on access."""
     if name.endswith("_CONFIG") or name.endswith("_QCONFIG"):
         return getattr(custom_config, name)
     if name in _ABSENT:

@@ -1,4 +1,4 @@
-"""How ranges are found, by Quark's names; onnxruntime's own methods are beside them."""
+"""Calibration methods by Quark's names, beside onnxruntime's own."""
 
 from enum import Enum
 
@@ -15,25 +15,25 @@ __all__ = [
 
 
 class PowerOfTwoMethod(Enum):
-    """Methods that find powers of two, the scales that AMD's NPU has."""
+    """Methods for power-of-two scales, those of AMD's NPU."""
 
     NonOverflow = 0
     MinMSE = 1
 
 
 class Int16Method(Enum):
-    """Methods of scales that are an int16 times a power of two; jq has none."""
+    """Methods for scales that are an int16 times a power of two; jq has none."""
 
     MinMax = 0
 
 
 class LayerWiseMethod(Enum):
-    """Methods that choose anew for each tensor."""
+    """Methods that choose separately for each tensor."""
 
     LayerWisePercentile = 0
 
 
 class ExtendedCalibrationMethod(Enum):
-    """Methods of float scales beyond onnxruntime's."""
+    """Further methods for float scales."""
 
     MinMSE = 0

@@ -1,4 +1,4 @@
-"""What Quark does to a model and to its data before it quantizes: types, shapes and layouts of inputs."""
+"""Changes that Quark makes to a model and its data before quantizing: types, shapes and layouts of inputs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from jq.convert import fix_shapes, nhwc_inputs, to_float32
-from jq.data import Feed, open_source, readable_again
+from jq.arithmetic import layout
+from jq.data.sources import Feed, open_source, readable_again
 from jq.errors import ConfigError, suggest
+from jq.exchange.conversion import fix_shapes, nhwc_inputs, to_float32
 from jq.graph import Graph, Value
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """How calibration data are read, and made where there are none."""
+    """How calibration data are read, or generated if there are none."""
 
     values: tuple[Value, ...]  # inputs, as the data have them
     channels_last: tuple[str, ...] = ()  # those that the model takes in another layout than the data have
@@ -27,7 +28,7 @@ class Inputs:
     ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
 
     def feeds(self, data: Any, seed: int) -> Any:
-        """Return the data as `jq.quantize` takes them, such that they can be read more than once."""
+        """Return data that `jq.quantize` can read more than once."""
         made = data is None or self.random
         if not (self.channels_last or self.samples):
             if not made:
@@ -36,28 +37,28 @@ class Inputs:
                 return None
         values = [dataclasses.replace(v, shape=self.shapes.get(v.name, v.shape)) for v in self.values]
         source = open_source(None, values, seed=seed) if made else open_source(data, self.values)
-        found = list(itertools.islice(source.feeds(), self.samples))
+        samples = list(itertools.islice(source.feeds(), self.samples))
         if made:
-            found = [self._in_range(feed, [seed, i]) for i, feed in enumerate(found)]
-        return [self._moved(feed) for feed in found]
+            samples = [self._in_range(feed, [seed, i]) for i, feed in enumerate(samples)]
+        return [self._moved(feed) for feed in samples]
 
     def _in_range(self, feed: Feed, seed: list[int]) -> Feed:
-        rng, found = np.random.default_rng(seed), dict(feed)
+        rng, scaled = np.random.default_rng(seed), dict(feed)
         for name, (low, high) in self.ranges.items():
             shape, dtype = feed[name].shape, feed[name].dtype
             whole = dtype.kind in "iu"
             made = rng.integers(int(low), int(high) + 1, shape) if whole else rng.uniform(low, high, shape)
-            found[name] = np.asarray(made).astype(dtype)
-        return found
+            scaled[name] = np.asarray(made).astype(dtype)
+        return scaled
 
     def _moved(self, feed: Feed) -> Feed:
         return {
-            name: np.moveaxis(array, 1, -1) if name in self.channels_last else array for name, array in feed.items()
+            name: layout.channels_last(array) if name in self.channels_last else array for name, array in feed.items()
         }
 
 
 def converted(graph: Graph, *, float32: bool, shapes: Any, channels_last: bool) -> tuple[Graph, Graph]:
-    """Return the graph with inputs as the data have them, and as the quantized model takes them."""
+    """Return two graphs: with inputs as the data have them, and as the quantized model takes them."""
     if float32:
         graph = to_float32(graph)
     if shapes:
@@ -86,12 +87,12 @@ def shapes_of(option: str, given: Any, inputs: Sequence[Value] = ()) -> dict[str
     if not isinstance(given, Mapping):
         raise error
     try:
-        found = {name: tuple(int(d) for d in shape) for name, shape in given.items()}
+        shapes = {name: tuple(int(d) for d in shape) for name, shape in given.items()}
     except (TypeError, ValueError):
         raise error from None
-    if not all(d > 0 for shape in found.values() for d in shape):
+    if not all(d > 0 for shape in shapes.values() for d in shape):
         raise error
-    return found
+    return shapes
 
 
 def ranges_of(option: str, given: Any) -> dict[str, tuple[float, float]]:
@@ -101,16 +102,16 @@ def ranges_of(option: str, given: Any) -> dict[str, tuple[float, float]]:
     {'x': (0.0, 255.0)}
     """
     try:
-        found = {name: (float(low), float(high)) for name, (low, high) in given.items()}
+        ranges = {name: (float(low), float(high)) for name, (low, high) in given.items()}
     except (AttributeError, TypeError, ValueError):
-        found = None
-    if found is None or not all(-np.inf < low <= high < np.inf for low, high in found.values()):
+        ranges = None
+    if ranges is None or not all(-np.inf < low <= high < np.inf for low, high in ranges.values()):
         raise ConfigError(f"{option} is {given!r}; expected least and largest values by name, as {{'input': [0, 1]}}")
-    return found
+    return ranges
 
 
 def check_names(option: str, given: Mapping[str, Any], inputs: Sequence[Value]) -> None:
-    """Raise a ConfigError for what is no input."""
+    """Raise a ConfigError for a name that is no input."""
     known = [v.name for v in inputs]
     for name in given:
         if name not in known:

@@ -1,8 +1,8 @@
-"""What jq makes of each of Quark's options: one table for each place where options stand.
+"""Quark's options and what jq does for each: one table for each place where options stand.
 
-An option sets a field of `jq.QuantConfig`; or cannot be had, which is a ConfigError that says why; or is a hint of
-speed, memory or logging, which changes no number; or jq comes to its purpose in another way, which is a warning where
-the option is not as Quark has it by default.
+An option sets a field of `jq.QuantConfig`; or is not supported, which is a ConfigError that says why; or is a hint about
+speed, memory or logging, which changes no number; or jq serves its purpose in another way, which is a warning if
+the option differs from Quark's default.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from jq.arithmetic.formats import Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod
 from jq.compat.quark.inputs import check_names, ranges_of, shapes_of
 from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
 from jq.config import CONSTRAINTS, QuantConfig
 from jq.errors import ConfigError, suggest
-from jq.finetune.adaquant import AdaQuant
-from jq.finetune.adaround import AdaRound
-from jq.formats import Integer
 from jq.graph import Graph
-from jq.passes.npu import FORMS, STRUCTURE
-from jq.prepare import prepare
+from jq.npu.rewrites import FORMS, STRUCTURE
+from jq.passes.prepare import prepare
+from jq.recovery.adaquant import AdaQuant
+from jq.recovery.adaround import AdaRound
 
 
 @dataclasses.dataclass
 class Draft:
-    """A `QuantConfig` in the making, and what else a run of Quark's is told."""
+    """A `QuantConfig` under construction, with the other settings of a Quark run."""
 
     base: QuantConfig
     graph: Graph
@@ -52,30 +52,30 @@ class Draft:
 
     @functools.cached_property
     def cleaned(self) -> Graph:
-        """The graph as it is calibrated, but for the NPU's rewrites."""
+        """The graph as it is calibrated, except for the NPU's rewrites."""
         return prepare(self.graph)
 
     def exclude(self, nodes: list[str]) -> None:
-        """Leave nodes of these names out."""
+        """Exclude nodes by name."""
         self["exclude"] = (*self["exclude"], *(literal(name) for name in nodes))
 
     def override(self, pattern: str, **options: Any) -> None:
-        """Give a node or an operator options of its own, beside those that it has."""
-        found = {p: dict(o) for p, o in dict(self.changes.get("overrides", {})).items()}
-        found[pattern] = {**found.get(pattern, {}), **options}
-        self["overrides"] = found
+        """Add overrides for a node or an operator to those it already has."""
+        overrides = {p: dict(o) for p, o in dict(self.changes.get("overrides", {})).items()}
+        overrides[pattern] = {**overrides.get(pattern, {}), **options}
+        self["overrides"] = overrides
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What becomes of an option, in words and as a function of the draft, the option's name and its value."""
+    """An option's effect, in words and as a function of the draft, the option's name and its value."""
 
     effect: str
     apply: Callable[[Draft, str, Any], None]
 
 
 def apply(table: Mapping[str, Option], given: Mapping[str, Any], draft: Draft, where: str) -> None:
-    """Change the draft by the options that are given, in the order of the table; an unknown one is a ConfigError."""
+    """Apply the given options to the draft, in the order of the table; an unknown one is a ConfigError."""
     for name in given:
         if name not in table:
             raise ConfigError(f"{where} has no option {name!r}.{suggest(str(name), table)}")
@@ -85,7 +85,7 @@ def apply(table: Mapping[str, Option], given: Mapping[str, Any], draft: Draft, w
 
 
 def literal(name: str) -> str:
-    """The pattern that only this name fits.
+    """Return the pattern that matches this name only.
 
     >>> literal("block[0]")
     'block[[]0]'
@@ -150,7 +150,7 @@ def _sets(field: str, kind: Callable[[str, Any], Any]) -> Option:
 
 
 def _member(field: str, *members: str) -> Option:
-    """Whether a rewrite, a form or a constraint is among those of the config."""
+    """A switch that adds or removes a rewrite, a form or a constraint."""
     order = {"rewrites": tuple(STRUCTURE), "forms": tuple(FORMS), "constraints": CONSTRAINTS}[field]
 
     def change(draft: Draft, name: str, value: Any) -> None:
@@ -174,7 +174,7 @@ def _clears(field: str) -> Option:
 
 
 def _refused(why: str) -> Option:
-    """What can only be off: False, None, or empty."""
+    """An option that may only be off: False, None, or empty."""
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if value:
@@ -184,7 +184,7 @@ def _refused(why: str) -> Option:
 
 
 def _only(*values: Any, why: str) -> Option:
-    """What can only be as it is by default."""
+    """An option that may only have its default value."""
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if value not in values:
@@ -198,7 +198,7 @@ def _hint(what: str) -> Option:
 
 
 def _noted(quiet: Any, what: str) -> Option:
-    """What jq does in another way; the user is told, if he asks for it."""
+    """An option that jq serves in another way; asking for it gives a warning."""
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if value != quiet:
@@ -208,14 +208,14 @@ def _noted(quiet: Any, what: str) -> Option:
 
 
 def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
-    found: Mapping[Enum, str] = {CalibrationMethod.MinMax: "minmax", ExtendedCalibrationMethod.MinMSE: "mse"}
+    methods: Mapping[Enum, str] = {CalibrationMethod.MinMax: "minmax", ExtendedCalibrationMethod.MinMSE: "mse"}
     if value is None:
         return
-    if not isinstance(value, Enum) or value not in found:
-        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, found))}")
+    if not isinstance(value, Enum) or value not in methods:
+        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, methods))}")
     if draft["scale"] != "float":
         raise ConfigError(f"{name} is of float scales; powers of two are found for weights as for activations")
-    draft["weight_method"] = found[value]
+    draft["weight_method"] = methods[value]
 
 
 def _bins(draft: Draft, name: str, value: Any) -> None:
@@ -311,7 +311,7 @@ def _preference(draft: Draft, name: str, value: Any) -> None:
 
 
 def _read_by(function: str, effect: str) -> Option:
-    """What is read together with other options, in `jq.compat.quark.translate`."""
+    """An option that `jq.compat.quark.translate` reads together with others."""
     return Option(f"{effect} (see translate.{function})", lambda draft, name, value: None)
 
 

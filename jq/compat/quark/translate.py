@@ -1,4 +1,4 @@
-"""From a config of Quark's to jq's: formats and families here, single options in `jq.compat.quark.options`."""
+"""Translation of Quark's configs: formats and families here, single options in `jq.compat.quark.options`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from jq import formats
+from jq.arithmetic import formats
+from jq.arithmetic.formats import Block, Format, Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
 from jq.compat.quark.inputs import Inputs, converted
 from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS, Draft, apply, literal, names
@@ -34,14 +35,13 @@ from jq.compat.quark.quantization.config.spec import (
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat, VitisQuantFormat
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, suggest
-from jq.formats import Block, Format, Integer
 from jq.graph import Graph
-from jq.placement import absorbed, rule_of
+from jq.plan.placement import absorbed, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """What Quark's config means: a config of jq's, and what else `jq.quantize` takes."""
+    """A translated Quark config: a `QuantConfig`, and the other arguments of `jq.quantize`."""
 
     config: QuantConfig
     inputs: Inputs
@@ -54,7 +54,7 @@ class Translation:
 
 
 def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algorithm.AlgoConfig] = ()) -> Translation:
-    """Return what a config of Quark's means for a float graph; a ConfigError names what cannot be had.
+    """Return the translation of a Quark config for a float graph; a ConfigError names what is not supported.
 
     >>> import jq
     >>> from jq.compat.quark import Config, get_default_config
@@ -164,7 +164,7 @@ _ATTENTION = ("Gemm", "MatMul")  # what enable_npu_transformer quantizes
 
 
 def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph) -> Draft:
-    """The preset that has the placement and the rewrites of one of Quark's quantizers, with formats and scales."""
+    """Return the preset with the placement and rewrites of one of Quark's quantizers, with formats and scales."""
     _known("quant_format", settings.quant_format, _FILES)
     if settings.use_dynamic_quant:
         if settings.enable_npu_cnn or settings.enable_npu_transformer:
@@ -221,16 +221,16 @@ def _known(field: str, value: Any, table: Mapping[Enum, Any]) -> Any:
 
 
 def _symmetric(option: str, extra: Mapping[str, Any], otherwise: bool) -> bool:
-    found = extra.get(option)
-    if found is not None and not isinstance(found, bool):
-        raise ConfigError(f"{option} is {found!r}; expected True or False")
-    return otherwise if found is None else found
+    given = extra.get(option)
+    if given is not None and not isinstance(given, bool):
+        raise ConfigError(f"{option} is {given!r}; expected True or False")
+    return otherwise if given is None else given
 
 
 def _type(field: str, value: Any, extra: Mapping[str, Any]) -> Format:
     if isinstance(value, DataType):
-        found: Format = value.value
-        return found
+        format: Format = value.value
+        return format
     name = value.name if isinstance(value, Enum) else None
     if name == "QBFP":
         return _block("BFPAttributes", extra, _BFP)
@@ -266,7 +266,7 @@ def _block(option: str, extra: Mapping[str, Any], known: Sequence[tuple[Mapping[
 
 
 def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
-    """Which nodes are quantized."""
+    """Choose the nodes that are quantized."""
     graph = draft.graph
     if types := names("op_types_to_quantize", settings.op_types_to_quantize):
         draft["op_types"] = types
@@ -290,11 +290,11 @@ def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
 
 
 def _matching(option: str, given: Any, graph: Graph) -> list[str]:
-    """Names of nodes; one that begins with ^ is a regular expression, as in Quark."""
-    found: list[str] = []
+    """Return the matching node names; a pattern that begins with ^ is a regular expression, as in Quark."""
+    labels: list[str] = []
     for name in names(option, given):
         if not name.startswith("^"):
-            found.append(name)
+            labels.append(name)
             continue
         try:
             matching = [n.label for n in graph.nodes if re.search(name, n.label)]
@@ -302,12 +302,12 @@ def _matching(option: str, given: Any, graph: Graph) -> list[str]:
             raise ConfigError(f"{option}: {name!r} is no regular expression: {error}") from error
         if not matching:
             raise ConfigError(f"{option}: no node has a name that {name!r} matches")
-        found += matching
-    return found
+        labels += matching
+    return labels
 
 
 def _check_fused(extra: Mapping[str, Any]) -> None:
-    """One switch serves the four activations that a convolution may be fused with."""
+    """Check that the four switches for fused activations agree: jq has one switch for all."""
     keys = [f"RemoveQDQConv{kind}" for kind in ("Clip", "Relu", "LeakyRelu", "PRelu")]
     if len({extra.get(key, True) for key in keys}) > 1:
         raise ConfigError(f"{', '.join(keys)} must be alike: jq fuses all of these activations, or none")
@@ -348,18 +348,18 @@ def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
     tuned = [a for a in algorithms if isinstance(a, algorithm.FinetuneConfig)]
     if len(tuned) > 1 or (tuned and draft["finetune"]):
         raise ConfigError("AdaRound and AdaQuant both: give one of them")
-    for found in algorithms:
-        if isinstance(found, algorithm.CLEConfig):
-            apply(EXTRA_OPTIONS, _parameters(found), draft, "CLEConfig")
+    for algo in algorithms:
+        if isinstance(algo, algorithm.CLEConfig):
+            apply(EXTRA_OPTIONS, _parameters(algo), draft, "CLEConfig")
             draft["cle"] = True
-        elif isinstance(found, algorithm.BiasCorrectionConfig):
+        elif isinstance(algo, algorithm.BiasCorrectionConfig):
             draft["bias_correction"] = True
-        elif isinstance(found, algorithm.FinetuneConfig):
-            kind = "adaquant" if isinstance(found, algorithm.AdaQuantConfig) else "adaround"
-            _finetune({**_parameters(found), "OptimAlgorithm": kind}, draft, _parameters(type(found)()))
+        elif isinstance(algo, algorithm.FinetuneConfig):
+            kind = "adaquant" if isinstance(algo, algorithm.AdaQuantConfig) else "adaround"
+            _finetune({**_parameters(algo), "OptimAlgorithm": kind}, draft, _parameters(type(algo)()))
         else:
             raise ConfigError(
-                f"{type(found).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig and "
+                f"{type(algo).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig and "
                 "AdaQuantConfig"
             )
 
@@ -421,17 +421,17 @@ def _inputs(layer: QLayerConfig) -> QTensorConfig | None:
 
 
 def _layers(config: QConfig, draft: Draft) -> None:
-    """What holds for some layers only, as overrides of nodes."""
+    """Add the settings for some layers as overrides of nodes."""
     graph = draft.graph
     for layer, given in config.layer_type_config.items():
         types = names("layer_type_config", given)
-        found = [n.label for n in graph.nodes if n.op_type in types]
-        if not found:
+        labels = [n.label for n in graph.nodes if n.op_type in types]
+        if not labels:
             draft.notes.append(f"layer_type_config: the model has no {' or '.join(types)}")
         if layer is None:
-            draft.exclude(found)
+            draft.exclude(labels)
         else:
-            _override(layer, found, config.global_config, draft)
+            _override(layer, labels, config.global_config, draft)
     for layer, given in config.specific_layer_config.items():
         _override(layer, _matching("specific_layer_config", given, graph), config.global_config, draft)
 
@@ -459,7 +459,7 @@ def _override(layer: QLayerConfig, nodes: Sequence[str], everywhere: QLayerConfi
 
 
 def _check_alike(role: str, spec: QTensorConfig, usual: QTensorConfig | None, draft: Draft) -> None:
-    """Of integers, the format is a layer's own, the way to a scale that of the whole model, as in Quark."""
+    """Check that layers with integers differ in format only: the calibration is that of the whole model, as in Quark."""
     if usual is None or not isinstance(spec.data_type.value, Integer):
         return
     for field in ("scale_type", "calibration_method"):
@@ -481,8 +481,8 @@ def _bias(layer: QLayerConfig) -> str:
 
 
 def _makers(name: str, role: str, draft: Draft) -> list[str]:
-    """The nodes whose options are those of what a node reads, or makes."""
-    graph, found = draft.cleaned, []
+    """Return the nodes whose overrides apply to a node's inputs, or outputs."""
+    graph, labels = draft.cleaned, []
     node = next((n for n in graph.nodes if n.label == name), None)
     if node is None:
         raise ConfigError(f"{role} of node {name!r}: simplification has left no such node")
@@ -500,5 +500,5 @@ def _makers(name: str, role: str, draft: Draft) -> list[str]:
                 f"{role} of node {name!r}: {tensor!r} is an input of the model or made from one, and an input has the "
                 "format that is global_config's"
             )
-        found.append(maker.label)
-    return found
+        labels.append(maker.label)
+    return labels

@@ -9,17 +9,17 @@ from typing import Any
 
 from onnx import ModelProto
 
-from jq import files
 from jq.compat.quark.quantization.config.algorithm import AlgoConfig
 from jq.compat.quark.quantization.config.config import Config, QConfig
 from jq.compat.quark.translate import translate
 from jq.errors import ConfigError
-from jq.onnx_read import load
+from jq.graph.read import load
 from jq.pipeline import quantize
+from jq.util import files
 
 
 class ModelQuantizer:
-    """Quantizes models as a config of Quark's says.
+    """Quantizer of models by a Quark config.
 
     >>> import jq
     >>> from jq.compat.quark import Config, get_default_config
@@ -52,22 +52,22 @@ class ModelQuantizer:
         if calibration_data_reader is not None and calibration_data_path is not None:
             raise ConfigError("calibration_data_reader and calibration_data_path both: give one of them")
         graph = load(model_input)
-        found = translate(self.config, graph, algorithms or ())
-        for note in found.notes:
+        translation = translate(self.config, graph, algorithms or ())
+        for note in translation.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         data = calibration_data_reader if calibration_data_path is None else calibration_data_path
         files.check_writable(model_output, model_input)
-        if found.config.calibrates or found.config.cle or found.config.finetune:
-            data = found.inputs.feeds(data, found.config.seed)
+        if translation.config.calibrates or translation.config.cle or translation.config.finetune:
+            data = translation.inputs.feeds(data, translation.config.seed)
         result = quantize(
-            model_input if found.graph is None else found.graph,
+            model_input if translation.graph is None else translation.graph,
             data,
-            found.config,
+            translation.config,
             output=model_output,
-            format=found.format,
-            opset=found.opset,
-            spill=found.spill,
+            format=translation.format,
+            opset=translation.opset,
+            spill=translation.spill,
         )
-        if found.summary:
+        if translation.summary:
             print(result.report.summary())
         return result.model

@@ -1,4 +1,4 @@
-"""Two folders of results compared, by the path of Quark's tool; it is `jq-quant evaluate`, with all of its options.
+"""Quark's evaluate tool under its path: `jq-quant evaluate` with all of its options.
 
 python -m jq.compat.quark.tools.evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 """

@@ -1,4 +1,4 @@
-"""Algorithms that recover accuracy, as Quark's newer configs name them and their parameters."""
+"""Accuracy recovery algorithms, with the names and parameters of Quark's newer configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AlgoConfig(Fields):
     name: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name and what is not as it is by default.
+        """Return the name and the parameters that differ from the defaults.
 
         >>> from_dict(CLEConfig(cle_steps=2).to_dict()) == CLEConfig(cle_steps=2)
         True
@@ -46,7 +46,7 @@ class CLEConfig(AlgoConfig):
 
 @dataclasses.dataclass
 class BiasCorrectionConfig(AlgoConfig):
-    """Biases take up what rounding shifts the outputs by."""
+    """Bias correction for the shift that rounding causes."""
 
     name: ClassVar[str] = "bias_correction"
 
@@ -97,7 +97,7 @@ class FinetuneConfig(AlgoConfig):
 
 @dataclasses.dataclass
 class AdaRoundConfig(FinetuneConfig):
-    """Weights rounded up or down as it suits a layer's outputs.
+    """AdaRound: each weight rounded up or down for the least output error of its layer.
 
     >>> AdaRoundConfig(num_iterations=2000).learning_rate
     0.1
@@ -108,7 +108,7 @@ class AdaRoundConfig(FinetuneConfig):
 
 @dataclasses.dataclass
 class AdaQuantConfig(FinetuneConfig):
-    """Weights tuned through their rounding.
+    """AdaQuant: weights learned through their rounding.
 
     >>> AdaQuantConfig().num_iterations, AdaQuantConfig().learning_rate
     (3000, 1e-05)

@@ -40,7 +40,7 @@ class Config(Fields):
 class QConfig(Fields):
     """Quark's newer config: a spec for all layers, others for some, and algorithms.
 
-    What is no field here counts as one of the `extra_options`, as in Quark.
+    A keyword that is no field becomes one of the `extra_options`, as in Quark.
 
     >>> from jq.compat.quark import CLEConfig, XInt8Spec
     >>> config = QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), algo_config=[CLEConfig()], NumBins=1024)
@@ -79,7 +79,7 @@ class QConfig(Fields):
         self.extra_options = {**more, **(extra_options or {})}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as JSON and YAML hold it; what is of some layers only is a list of pairs.
+        """Return the config for JSON and YAML; settings for some layers only are a list of pairs.
 
         >>> from jq.compat.quark import CLEConfig, XInt8Spec
         >>> config = QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), layer_type_config={None: ["Gemm"]})
@@ -96,13 +96,13 @@ class QConfig(Fields):
         """Return the config that `to_dict` described."""
         if "global_config" not in options:
             raise ConfigError("a QConfig needs global_config")
-        found = dict(options) | {"global_config": QLayerConfig.from_dict(options["global_config"])}
+        fields = dict(options) | {"global_config": QLayerConfig.from_dict(options["global_config"])}
         for name in _OF_LAYERS:
             pairs = options.get(name, [])
-            found[name] = {None if layer is None else QLayerConfig.from_dict(layer): names for layer, names in pairs}
-        found["algo_config"] = [from_dict(algorithm) for algorithm in options.get("algo_config", [])]
-        found["extra_options"] = {k: choice_of(v) for k, v in options.get("extra_options", {}).items()}
-        return QConfig(**found)
+            fields[name] = {None if layer is None else QLayerConfig.from_dict(layer): names for layer, names in pairs}
+        fields["algo_config"] = [from_dict(algorithm) for algorithm in options.get("algo_config", [])]
+        fields["extra_options"] = {k: choice_of(v) for k, v in options.get("extra_options", {}).items()}
+        return QConfig(**fields)
 
     @staticmethod
     def get_default_config(config_name: str) -> Config:

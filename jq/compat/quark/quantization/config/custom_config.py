@@ -1,4 +1,4 @@
-"""Quark's named configs. Each is made when it is asked for, so that nobody changes another's.
+"""Quark's named configs. Each is created on access, so that no user changes another's copy.
 
 `from ... import XINT8_CONFIG` works for every name of `get_default_config_mapping`, with `_CONFIG` behind it, and for
 the newer configs, with `_QCONFIG`.
@@ -87,17 +87,17 @@ _VINT8 = {
 
 
 def _config(activation: Any, weight: Any, extra: Mapping[str, Any], **fields: Any) -> QuantizationConfig:
-    """A config of 8 bits in onnxruntime's format, of others in Quark's."""
+    """Return a config: 8-bit ones in onnxruntime's format, others in Quark's."""
     if not {activation, weight} <= {_U8, _S8}:
         fields.setdefault("quant_format", ExtendedQuantFormat.QDQ)
     return QuantizationConfig(activation_type=activation, weight_type=weight, extra_options=dict(extra), **fields)
 
 
 def _tuned(config: QuantizationConfig, params: Mapping[str, Any]) -> QuantizationConfig:
-    found = copy.deepcopy(config)
-    found.include_fast_ft = True
-    found.extra_options["FastFinetune"] = dict(params)
-    return found
+    tuned = copy.deepcopy(config)
+    tuned.include_fast_ft = True
+    tuned.extra_options["FastFinetune"] = dict(params)
+    return tuned
 
 
 def _older() -> dict[str, QuantizationConfig]:
@@ -105,11 +105,11 @@ def _older() -> dict[str, QuantizationConfig]:
     power: dict[str, Any] = {"calibrate_method": PowerOfTwoMethod.MinMSE}
     extended: dict[str, Any] = {"quant_format": ExtendedQuantFormat.QDQ}
     finer: dict[str, Any] = {"Percentile": 99.9999}
-    found: dict[str, QuantizationConfig] = {}
+    configs: dict[str, QuantizationConfig] = {}
 
     def add(name: str, config: QuantizationConfig, *tunings: str) -> None:
-        found[name] = config
-        found.update({f"{name}_{tuning}": _tuned(config, _TUNINGS[tuning]) for tuning in tunings})
+        configs[name] = config
+        configs.update({f"{name}_{tuning}": _tuned(config, _TUNINGS[tuning]) for tuning in tunings})
 
     both = ("ADAROUND", "ADAQUANT")
     add("UINT8_DYNAMIC_QUANT", QuantizationConfig(weight_type=_U8, use_dynamic_quant=True))
@@ -162,7 +162,7 @@ def _older() -> dict[str, QuantizationConfig]:
         add(f"{bits}_TRANSFORMER_ACCURATE", _tuned(accurate, DEFAULT_ADAROUND_PARAMS))
     four_bits = {"GroupSize": 128, "Symmetric": True, "Bits": 4, "AccuracyLevel": 1}
     add("MATMUL_NBITS", QuantizationConfig(extra_options={"UseMatMulNBits": True, "MatMulNBitsParams": four_bits}))
-    return found
+    return configs
 
 
 def _newer() -> dict[str, QConfig]:
@@ -175,15 +175,15 @@ def _newer() -> dict[str, QConfig]:
         "BF16": (BFloat16Spec, BFloat16Spec, _FORCE, False),
         "BFP16": (BFP16Spec, BFP16Spec, {}, False),
     }
-    found = {}
+    configs = {}
     for name, (activation, weight, extra, tunes) in bases.items():
         algorithms: dict[str, list[Any]] = {"": []}
         if tunes:
             algorithms |= {"_ADAROUND": [AdaRoundConfig()], "_ADAQUANT": [AdaQuantConfig()]}
         for suffix, algorithm in algorithms.items():
             layers = QLayerConfig(input_tensors=activation(), weight=weight())
-            found[name + suffix] = QConfig(layers, algo_config=algorithm, extra_options=extra)
-    return found
+            configs[name + suffix] = QConfig(layers, algo_config=algorithm, extra_options=extra)
+    return configs
 
 
 _NO_NAMES = ("XINT8_WEIGHTSONLY_ADAROUND",)  # a constant that Quark's mapping lacks

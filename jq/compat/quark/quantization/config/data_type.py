@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from jq import formats
+from jq.arithmetic import formats
 
 
 class DataType(Enum):

@@ -1,4 +1,4 @@
-"""What all configs here have in common: fields that may be set but not misspelled, and a text to read."""
+"""The base of all configs: fields that may be set but not misspelled, and a readable text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fields:
         return readable(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that are not None as JSON and YAML hold them; a choice is `Kind.Name`."""
+        """Return the fields that are not None for JSON and YAML; an enumeration member is `Kind.Name`."""
         return {name: plain(value) for name, value in self._values() if value is not None}
 
     def _values(self) -> list[tuple[str, Any]]:
@@ -51,7 +51,7 @@ def _check_field(cls: type, name: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a config as JSON and YAML hold it.
+    """Return a config's value for JSON and YAML.
 
     >>> from jq.compat.quark import Int8, PowerOfTwoMethod
     >>> plain({"method": PowerOfTwoMethod.MinMSE, "types": (Int8, None)})

@@ -1,4 +1,4 @@
-"""The config that Quark's guides write by hand."""
+"""The config that Quark's guides show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jq.compat.quark.quantization.quant_utils import QuantFormat, QuantType
 
 @dataclasses.dataclass
 class QuantizationConfig(Fields):
-    """How a model is quantized, in Quark's words; `jq.compat.quark.options` says what jq makes of each.
+    """How a model is quantized, in Quark's words; `jq.compat.quark.options` lists what jq does for each.
 
     >>> QuantizationConfig(include_cle=False, extra_options={"Percentile": 99.9}).weight_type.name
     'QInt8'

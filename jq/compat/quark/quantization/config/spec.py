@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from jq.compat.quark.calibration import (
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
+from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
 from jq.compat.quark.quantization.config.data_type import (
     BFP16,
     MX4,
@@ -58,7 +53,7 @@ class ScaleType(Enum):
 
 
 class QuantGranularity(Enum):
-    """What has a scale of its own."""
+    """The parts of a tensor that have their own scale."""
 
     Tensor = 0
     Channel = 1
@@ -112,9 +107,9 @@ class QTensorConfig(Fields):
         if name not in DataType.__members__:
             known = DataType.__members__
             raise ConfigError(f"no data_type {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
-        found = {k: choice_of(v) for k, v in options.items()} | {"data_type": DataType[name]}
+        fields = {k: choice_of(v) for k, v in options.items()} | {"data_type": DataType[name]}
         try:
-            return QTensorConfig(**found)
+            return QTensorConfig(**fields)
         except TypeError as error:  # of fields that are not there
             raise ConfigError(f"a spec of {', '.join(options)}: {error}") from error
 
@@ -131,7 +126,7 @@ class QTensorConfig(Fields):
         self.calibration_method = calibration_method
 
     def set_quant_granularity(self, quant_granularity: QuantGranularity) -> None:
-        """Set what has a scale of its own."""
+        """Set the parts of a tensor that have their own scale."""
         self.quant_granularity = quant_granularity
 
     def set_data_type(self, data_type: DataType) -> None:

@@ -1,0 +1,1 @@
+"""Statistics of every tensor from one streaming pass over the data."""

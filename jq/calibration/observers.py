@@ -1,0 +1,417 @@
+"""What calibration learns of a tensor: statistics that merge.
+
+An observer is a frozen value; its state is a dict of small arrays. `observe` reads one tensor of one feed,
+`merge` joins two states, in the order of the data, and `init` is what merges as nothing. So
+
+    update(state, x) = merge(state, observe(x)),
+
+and the same `merge` joins steps, devices and runs: on the device in 32 bits, on the host in 64. Leaves
+lead with an axis of rows, one row per tensor or per channel; the calibration pass puts the rows of all
+tensors of a graph under each other and merges them at once. A `place` holds what an observer must know
+before it sees data, where its candidates or bins lie; see `place`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jq.arithmetic import layout
+from jq.arithmetic.formats import Integer
+from jq.arithmetic.numerics import FINEST, exponent_of, power_of_two
+
+Array = Any
+State = dict[str, Array]
+Place = Mapping[str, Array]
+
+_LONGEST = 4096  # elements of a tensor that the error table takes at a time
+_FINER = 16  # octaves from a candidate to where hardly anything is rounded
+CANDIDATES = 5  # exponents that Quark compares, from one above the nearest on
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Counts of a tensor's values (or of their magnitudes) in bins of equal width.
+
+    Bin i holds edges[i] <= x < edges[i + 1]; the last one its upper edge too.
+    """
+
+    counts: np.ndarray  # int64 [bins]
+    edges: np.ndarray  # float32 or float64 [bins + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observer:
+    """Base of all observers: of the whole tensor, or of each channel along `axis`."""
+
+    axis: int | None = None
+
+    def init(self, rows: int, place: Place) -> State:
+        """The state of no data."""
+        raise NotImplementedError
+
+    def observe(self, x: Array, place: Place) -> State:
+        """What one tensor shows, given the rows of the place that are its own."""
+        raise NotImplementedError
+
+    def merge(self, a: State, b: State) -> State:
+        """The state of a's data followed by b's."""
+        raise NotImplementedError
+
+    def update(self, state: State, x: Array, place: Place = {}) -> State:  # noqa: B006  never written
+        """The state after one more tensor."""
+        return self.merge(state, self.observe(x, place))
+
+    @property
+    def extent(self) -> Range | None:
+        """What decides where the candidates or bins lie; None where nothing does."""
+        return None
+
+    def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
+        """Where they lie, for values of which the first were in [low, high]."""
+        return {}
+
+    def covers(self, place: Place, low: Array, high: Array) -> np.ndarray:
+        """Which rows have a place that serves values in [low, high]."""
+        return np.ones(np.shape(low), bool)
+
+    def observes(self, tensor: str) -> bool:
+        """Whether it looks at a tensor at all."""
+        return True
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        """How many rows a tensor of this shape has."""
+        return 1 if self.axis is None or not shape else shape[self.axis % len(shape)]
+
+    def _by_row(self, x: Array) -> Array:
+        """The tensor as [rows, *rest]."""
+        return layout.rows(x, self.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range(Observer):
+    """Minimum and maximum, of the values or, if `absolute`, of their magnitudes.
+
+    >>> observer = Range()
+    >>> state = observer.update(observer.init(1, {}), jnp.array([3.0, -5.0]))
+    >>> float(state["low"][0]), float(state["high"][0])
+    (-5.0, 3.0)
+    """
+
+    absolute: bool = False
+
+    def init(self, rows: int, place: Place) -> State:
+        return {"low": np.full(rows, np.inf, _float()), "high": np.full(rows, -np.inf, _float())}
+
+    def observe(self, x: Array, place: Place) -> State:
+        x = self._by_row(jnp.abs(x) if self.absolute else x)
+        rest = tuple(range(1, x.ndim))
+        return {"low": x.min(rest, initial=jnp.inf), "high": x.max(rest, initial=-jnp.inf)}
+
+    def merge(self, a: State, b: State) -> State:
+        minimum, maximum = (np.minimum, np.maximum) if _on_host(a, b) else (jnp.minimum, jnp.maximum)
+        return {"low": minimum(a["low"], b["low"]), "high": maximum(a["high"], b["high"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class MovingRange(Observer):
+    """Exponential moving average of each feed's minimum and maximum.
+
+    After m_0, m_1, ... it is m_0, then v + weight (m - v). As a sum, value + decay * first with value =
+    sum of weight (1 - weight)^(n - i) m_i and decay = (1 - weight)^n, which merges.
+    """
+
+    weight: float = 0.01
+
+    def init(self, rows: int, place: Place) -> State:
+        zeros = dict.fromkeys(("low", "high", "first_low", "first_high"), np.zeros(rows, _float()))
+        return {"feeds": np.zeros(rows, np.int32), "decay": np.ones(rows, _float())} | zeros
+
+    def observe(self, x: Array, place: Place) -> State:
+        seen = Range(self.axis).observe(x, place)
+        one = jnp.ones_like(seen["low"])
+        first = {f"first_{k}": v for k, v in seen.items()}
+        counted = {"feeds": one.astype(jnp.int32), "decay": (1 - self.weight) * one}
+        return counted | first | {k: self.weight * v for k, v in seen.items()}
+
+    def merge(self, a: State, b: State) -> State:
+        where = np.where if _on_host(a, b) else jnp.where
+        merged = {k: a[k] * b["decay"] + b[k] for k in ("low", "high")}
+        merged |= {k: where(a["feeds"] > 0, a[k], b[k]) for k in ("first_low", "first_high")}
+        return merged | {"feeds": a["feeds"] + b["feeds"], "decay": a["decay"] * b["decay"]}
+
+    def finish(self, state: State) -> State:
+        """The averages as a range."""
+        return {k: state[k] + state["decay"] * state[f"first_{k}"] for k in ("low", "high")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments(Observer):
+    """Count, sum and sum of squares: mean, second moment and the power of the signal."""
+
+    def init(self, rows: int, place: Place) -> State:
+        none = np.zeros(rows, _float())
+        return {"count": np.zeros(rows, np.int32), "total": none, "square": none}
+
+    def observe(self, x: Array, place: Place) -> State:
+        x = self._by_row(x)
+        rest = tuple(range(1, x.ndim))
+        count = jnp.full(x.shape[0], math.prod(x.shape[1:]), jnp.int32)
+        return {"count": count, "total": x.sum(rest), "square": (x * x).sum(rest)}
+
+    def merge(self, a: State, b: State) -> State:
+        return {k: a[k] + b[k] for k in a}
+
+
+@dataclasses.dataclass(frozen=True)
+class Means(Observer):
+    """Count and sum of each channel of some tensors."""
+
+    axis: int | None = 1
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    def init(self, rows: int, place: Place) -> State:
+        return {"count": np.zeros(rows, np.int32), "total": np.zeros(rows, _float())}
+
+    def observe(self, x: Array, place: Place) -> State:
+        x = self._by_row(x)
+        count = jnp.full(x.shape[0], math.prod(x.shape[1:]), jnp.int32)
+        return {"count": count, "total": x.sum(tuple(range(1, x.ndim)))}
+
+    def merge(self, a: State, b: State) -> State:
+        return {k: a[k] + b[k] for k in a}
+
+
+def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
+    """Return the exponent nearest to the symmetric scale of a range: the middle of what MinMSE compares.
+
+    >>> from jq.arithmetic.formats import INT8
+    >>> int(base_exponent(-1.0, 3.0, INT8.narrow))  # 6 / 254 lies nearest to 2**-5
+    -5
+    """
+    reach = np.maximum(np.maximum(-np.asarray(low, np.float64), np.asarray(high, np.float64)), 0)
+    scale = (2 * reach / (grid.qmax - grid.qmin)).astype(np.float32)
+    return exponent_of(np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale))
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorTable(Observer):
+    """Squared quantization error at each of several candidate exponents, the power of the signal, and the range.
+
+    Candidate k is the exponent place["coarsest"] - k. The sums are columns of one array with one formula,
+
+        sum of (x * inverse - rint(clip(x * inverse, least, most)))**2,
+
+    because one kernel call per piece of a tensor is what a small tensor costs: the whole error of each
+    candidate; the part of it that saturation causes for the first `parts` of them, which is the error on a
+    much finer grid with the candidate's own bounds; and the power, the error of clipping all to zero.
+    """
+
+    grid: Integer = dataclasses.field(kw_only=True)
+    candidates: int = dataclasses.field(kw_only=True)
+    parts: int = 1
+
+    @property
+    def extent(self) -> Range:
+        return Range()
+
+    def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
+        """Candidates for values that begin in a range, with room to grow above what MinMSE compares for it."""
+        return self.place_at(np.atleast_1d(base_exponent(low, high, self.grid) + 1 + self.candidates - CANDIDATES))
+
+    def place_at(self, coarsest: np.ndarray) -> dict[str, np.ndarray]:
+        """Candidates from an exponent down, and the columns that follow from them."""
+        exponents = table_exponents(coarsest[:, None], self.candidates)
+        finer = np.maximum(exponents[:, : self.parts] - _FINER, FINEST)
+        columns = np.concatenate([exponents, finer, exponents[:, :1]], 1)
+        reach = np.concatenate([np.zeros_like(exponents), exponents[:, : self.parts] - finer], 1)
+        least, most = (
+            np.pad(np.ldexp(np.float32(q - self.grid.middle), reach), ((0, 0), (0, 1)))
+            for q in (self.grid.qmin, self.grid.qmax)
+        )
+        return {"coarsest": coarsest, "inverse": power_of_two(-columns), "least": least, "most": most}
+
+    def init(self, rows: int, place: Place) -> State:
+        return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), _float())}
+
+    def observe(self, x: Array, place: Place) -> State:
+        """Accumulate elementwise over pieces of the tensor, and reduce last.
+
+        A reduction of each candidate's errors costs ten times as much: XLA does not vectorize a clip inside
+        one. The slice is of the flat tensor because XLA divides indices to slice a reshaped one, and the
+        reshape stands inside the loop because it would be fused with what computes the tensor.
+        """
+        if not x.size:
+            return self.init(1, place)
+        inverse, least, most = (place[k][0, :, None] for k in ("inverse", "least", "most"))
+
+        def errors(piece: Array) -> Array:
+            scaled = piece * inverse
+            return jnp.square(scaled - lax.round(jnp.clip(scaled, least, most), lax.RoundingMethod.TO_NEAREST_EVEN))
+
+        def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+            piece = lax.dynamic_slice(x.reshape(-1), (index * length,), (length,))
+            return (state[0] + errors(piece), jnp.maximum(state[1], piece * signs)), None
+
+        signs = jnp.array([[-1.0], [1.0]])
+        length = _piece(x.size)
+        none = jnp.zeros((inverse.size, length)), jnp.full((2, length), -jnp.inf)
+        (sums, reach), _ = lax.scan(step, none, jnp.arange(x.size // length))
+        sums, reach = sums.sum(1), reach.max(1)
+        if x.size % length:
+            rest = x.reshape(-1)[x.size // length * length :]
+            sums, reach = sums + errors(rest).sum(1), jnp.maximum(reach, (rest * signs).max(1))
+        return {"low": -reach[:1], "high": reach[1:], "sums": sums[None]}
+
+    def merge(self, a: State, b: State) -> State:
+        return self.extent.merge(a, b) | {"sums": a["sums"] + b["sums"]}
+
+    def finish(self, state: State, place: Place) -> dict[str, np.ndarray]:
+        """By row: the exponents, and in units of their squared scales `total`, `clipped`, and of the first `power`."""
+        exponents = table_exponents(place["coarsest"][:, None], self.candidates)
+        total, clipped, power = np.split(state["sums"], [self.candidates, self.candidates + self.parts], 1)
+        widened = place["most"][:, self.candidates : -1] / np.float32(self.grid.qmax - self.grid.middle)
+        return {"exponent": exponents, "total": total, "clipped": clipped / widened**2, "power": power[:, 0]}
+
+
+def table_exponents(coarsest: np.ndarray, candidates: int) -> np.ndarray:
+    """The exponents of a table's columns; candidates below `FINEST` repeat that one, and so never win."""
+    return np.maximum(coarsest - np.arange(candidates, dtype=np.int32), FINEST)
+
+
+def _piece(size: int) -> int:
+    """How long the pieces are into which a tensor is cut: such that none is left over, if that can be."""
+    longest = min(size, _LONGEST)
+    return next((n for n in range(longest, _LONGEST // 4, -1) if size % n == 0), longest)
+
+
+@dataclasses.dataclass(frozen=True)
+class HistogramObserver(Observer):
+    """Counts in bins of equal width, whose number grows on both sides while their width stays.
+
+    The bins start as numpy's of the range that the place is made for: `bins` equal ones over [low, high], or
+    over [-a, a] if `centred`, or over magnitudes [least, a] if `absolute`. The device counts in `growth` times
+    as many; what lies beyond shows in the range, and then the step is run again with more.
+    """
+
+    bins: int = 2048
+    absolute: bool = False
+    centred: bool = False
+    growth: int = 1  # an odd number: 3 has room for as many bins again on both sides
+    double: bool = True  # edges in float64, as Quark computes them, or in float32, as onnxruntime
+
+    @property
+    def extent(self) -> Range:
+        return Range(self.axis, absolute=self.absolute)
+
+    def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
+        """Edges for values that begin in a range: of magnitudes if `absolute`."""
+        dtype = np.float64 if self.double else np.float32
+        some = np.array(low <= high, ndmin=1)  # others had no elements
+        low, high = (np.where(some, v, 0).astype(dtype) for v in (low, high))
+        if self.centred:
+            high = np.maximum(np.abs(low), np.abs(high))
+            low = -high
+        flat = low == high  # numpy's rule for a range of no width
+        half = dtype(0.5)
+        low, high = np.where(flat, low - half, low), np.where(flat, high + half, high)
+        inner = np.linspace(low, high, self.bins + 1, axis=-1, dtype=dtype)
+        width = (high - low)[:, None] / self.bins
+        beyond = width * np.arange(1, self.bins * (self.growth // 2) + 1)
+        edges = np.concatenate([low[:, None] - beyond[:, ::-1], inner, high[:, None] + beyond], axis=-1)
+        # x >= edge for a float32 x is x >= the least float32 that is not below the edge.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            rounded = edges.astype(np.float32)
+            rounded = np.where(rounded < edges, np.nextafter(rounded, np.float32(np.inf)), rounded)
+            per_bin, spread = (1 / width[:, 0]).astype(np.float32), rounded[:, -1] - rounded[:, 0]
+            # Where float32 overflows or cannot tell bins apart, a bin is searched, not found by division.
+            apart = width[:, 0] > 4 * np.spacing(np.abs(rounded).max(-1))
+        divisible = np.isfinite(spread) & np.isfinite(per_bin) & apart
+        return {"edges": edges, "thresholds": rounded, "per_bin": per_bin, "divisible": divisible}
+
+    def covers(self, place: Place, low: Array, high: Array) -> np.ndarray:
+        """Which rows have bins for all values of a range; magnitudes below the first edge do not count."""
+        edges = place["edges"]
+        return ((edges[:, 0] <= low) | self.absolute) & (high <= edges[:, -1]) | (low > high)
+
+    def init(self, rows: int, place: Place) -> State:
+        return self.extent.init(rows, place) | {"counts": np.zeros((rows, self.bins * self.growth), np.int32)}
+
+    def observe(self, x: Array, place: Place) -> State:
+        rows = self._by_row(jnp.abs(x) if self.absolute else x)
+        flat = rows.reshape(rows.shape[0], -1)
+        counts = lax.map(self._counts, (flat, *(place[k] for k in ("thresholds", "per_bin", "divisible"))))
+        return self.extent.observe(x, place) | {"counts": counts}
+
+    def _counts(self, given: tuple[Array, Array, Array, Array]) -> Array:
+        x, thresholds, per_bin, divisible = given
+        last = thresholds.size - 2
+
+        def divided() -> Array:  # off by one bin at most; the thresholds decide
+            guess = jnp.clip(((x - thresholds[0]) * per_bin).astype(jnp.int32), 0, last)
+            return guess - (x < thresholds[guess]) + ((x >= thresholds[guess + 1]) & (guess < last))
+
+        def searched() -> Array:
+            found = jnp.searchsorted(thresholds, x, side="right").astype(jnp.int32) - 1
+            return jnp.where(x == thresholds[-1], last, jnp.minimum(found, last))
+
+        index = lax.cond(divisible, divided, searched)
+        inside = (x >= thresholds[0]) & (x <= thresholds[-1])
+        return jnp.zeros(last + 1, jnp.int32).at[jnp.where(inside, index, last + 1)].add(1, mode="drop")
+
+    def merge(self, a: State, b: State) -> State:
+        return self.extent.merge(a, b) | {"counts": a["counts"] + b["counts"]}
+
+    def finish(self, state: State, place: Place) -> Histogram:
+        """The histogram of one row: the bins that it began with, and those that it grew."""
+        counts, edges = np.array(state["counts"], np.int64), place["edges"]
+        margin = self.bins * (self.growth // 2)
+        end = max(margin + self.bins, int(np.searchsorted(edges, state["high"])))
+        start = min(margin, max(0, int(np.searchsorted(edges, state["low"], side="right")) - 1))
+        start = margin if self.absolute else start
+        if end < counts.size:
+            counts[end - 1] += counts[end]  # values on the last edge
+        return Histogram(counts[start:end], edges[start : end + 1])
+
+    def growth_for(self, place: Place, low: Array, high: Array) -> int:
+        """The growth at which a range has bins, with room to spare."""
+        edges = place["edges"]
+        width = (edges[:, -1] - edges[:, 0]) / (self.bins * self.growth)
+        below, above = edges[:, 0] - low, high - edges[:, -1]
+        over = np.maximum(np.where(self.absolute, 0, below), above) / width
+        return self.growth + 2 * math.ceil(2 * max(0, over[low <= high].max(initial=0)) / self.bins)
+
+    def grown(self, place: Place, state: State, growth: int) -> tuple[HistogramObserver, Place, State]:
+        """The same counts with room for more bins on each side."""
+        more = dataclasses.replace(self, growth=growth)
+        margin = self.bins * (self.growth // 2)
+        inner = place["edges"][:, margin : margin + self.bins + 1]
+        added = self.bins * (more.growth // 2) - margin
+        counts = np.pad(state["counts"], ((0, 0), (added, added)))
+        return more, more.place(inner[:, 0], inner[:, -1]), {**state, "counts": counts}
+
+
+def wide(state: State) -> State:
+    """A state as the host adds it up: in 64 bits."""
+    return {
+        k: np.asarray(v, np.int64 if jnp.issubdtype(v.dtype, jnp.integer) else np.float64) for k, v in state.items()
+    }
+
+
+def _float() -> np.dtype:
+    """JAX's own type of floats: of 64 bits in its 64-bit mode. By numpy, states of many shapes compile nothing."""
+    return jax.dtypes.canonicalize_dtype(np.float64)
+
+
+def _on_host(*states: State) -> bool:
+    return all(isinstance(leaf, np.ndarray) for state in states for leaf in state.values())

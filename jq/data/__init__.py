@@ -1,0 +1,1 @@
+"""Calibration data: sources of any kind as samples, and samples as batches."""

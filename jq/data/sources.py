@@ -1,0 +1,442 @@
+"""Calibration and evaluation data: any accepted form becomes feeds, and feeds become batches.
+
+A feed is one dict of arrays with which the model runs once. `open_source` takes every accepted form of
+data to a `Source` of feeds, checked against the inputs that the model declares; `batches` stacks feeds
+on a new leading axis, always the same number of them, while a thread reads what comes next.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import operator
+import os
+import queue
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jq.data import arrays, images
+from jq.errors import ConfigError, DataError, suggest
+from jq.graph import Dim, Value
+from jq.util.digest import digest
+
+Feed = dict[str, np.ndarray]
+Item = TypeVar("Item")
+
+RANDOM_FEEDS = 16
+_READERS = min(4, os.cpu_count() or 1)  # threads that read the files of a folder
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Feeds stacked on a new leading axis."""
+
+    inputs: Feed  # each [size, *feed shape]
+    valid: np.ndarray  # bool [size]; False where a short batch is filled up with its last feed
+    start: int  # index of the first feed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """Feeds of one model, in a fixed order."""
+
+    length: int | None  # number of feeds, if known
+    again: bool  # whether reading twice gives the same feeds
+    first: int  # feeds in the first thing that the user handed over: 8 for a reader's batches of 8
+    head: Feed  # the first feed, which can be looked at without reading
+    feeds: Callable[..., Iterator[Feed]]  # feeds(skip=0): in order, without the first `skip`
+    stack: Feed | None = None  # [length, *feed shape], where all feeds lie in one array per input
+    names: tuple[str, ...] | None = None  # of feeds that are files: paths in the folder, without the ending
+
+    def limited(self, limit: int | None) -> Source:
+        """The first feeds of these, at most `limit`; all, if that is None.
+
+        >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
+        >>> source.limited(5).length, len(list(source.limited(5).feeds(skip=3)))
+        (5, 2)
+        """
+        if limit is None:
+            return self
+        try:
+            count = min(operator.index(limit), sys.maxsize)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
+        length = None if self.length is None else min(count, self.length)
+        return dataclasses.replace(
+            self, length=length, feeds=lambda skip=0: itertools.islice(self.feeds(skip), max(0, count - skip))
+        )
+
+
+def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
+    """Return the feeds that `data` hold for a model with these inputs.
+
+    `data` is an onnxruntime `CalibrationDataReader`; an iterable of `{input name: array}`; a dict of
+    stacked arrays; a path to `.npz`, `.npy`, or a folder of images or arrays, one sample per file; a
+    `jq.data.images.ImageFolder`; or None for random data. A model with one input takes bare arrays too.
+
+    Batches are split into feeds of one sample, unless the model declares a batch: stacked arrays are cut
+    into feeds of that many, what a reader or an iterable yields must be such a feed. An input that is no
+    batch of samples (a scalar, a fixed shape) may stand in stacked data once, for all feeds.
+
+    >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
+    >>> source.length, source.head["x"].shape
+    (8, (1, 3))
+    """
+    for value in inputs:
+        if value.containers or value.dtype == np.dtype(object):
+            raise DataError(f"input {value} is not a tensor of numbers; data for it cannot be read")
+    if not inputs:
+        raise DataError("the model has no inputs, so there is nothing to feed it with")
+    if data is None:
+        text = f"no data given: {RANDOM_FEEDS} random samples of seed {seed}; pass real data for ranges with a meaning"
+        warnings.warn(text, UserWarning, stacklevel=3)
+        return _from_random(inputs, seed)
+    if isinstance(data, images.ImageFolder):
+        return _from_images(data, inputs)
+    if isinstance(data, (str, os.PathLike)):
+        return _from_path(Path(data), inputs)
+    if callable(getattr(data, "get_next", None)):
+        return _from_items(lambda: _read_all(data), inputs, callable(getattr(data, "rewind", None)), None)
+    if isinstance(data, Mapping) or hasattr(data, "__array__"):
+        return _from_arrays(data, inputs, "data")
+    try:
+        again = iter(data) is not data
+    except TypeError:
+        known = "a reader with get_next(), an iterable of {input name: array}, arrays, a path or None"
+        raise DataError(f"data of type {type(data).__name__!r}: expected {known}") from None
+    if not isinstance(data, (list, tuple)):
+        return _from_items(lambda: iter(data), inputs, again, None)
+    length = sum(len(_split(item, inputs, f"item {i}")) for i, item in enumerate(data))
+    return _from_items(lambda: iter(data), inputs, True, length)
+
+
+def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
+    """Return data that can be read more than once: what was given, or else a list of all that it holds."""
+    source = open_source(data, inputs, seed=seed)
+    return data if source.again else list(source.feeds())
+
+
+def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> Generator[Batch, None, None]:
+    """Return the feeds in batches of `size`, without the first `skip`; a thread reads up to `prefetch` ahead.
+
+    A batch that ends early, because the data end or the shapes change, is filled up with its last feed.
+    With `prefetch=0` a user's reader or iterable is called in the caller's thread, if only that may touch it.
+
+    >>> source = open_source(np.zeros((5, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
+    >>> [(b.start, b.inputs["x"].shape, b.valid.tolist()) for b in batches(source, 3)]
+    [(0, (3, 1, 3), [True, True, True]), (3, (3, 1, 3), [True, True, False])]
+    """
+    if size < 1 or skip < 0 or prefetch < 0:
+        raise ConfigError(f"batches of size={size}, skip={skip}, prefetch={prefetch}: a number is too small")
+    made = _grouped(source, size, skip)
+    return _ahead(made, prefetch) if prefetch else made
+
+
+def fingerprint(source: Source) -> str:
+    """Return a hash of the first feed and the length, by which a resumed run notices other data.
+
+    >>> inputs = [Value("x", np.dtype("float32"), ("N", 3))]
+    >>> one, other = np.zeros((5, 3), np.float32), np.ones((5, 3), np.float32)
+    >>> fingerprint(open_source(one, inputs)) == fingerprint(open_source(other, inputs))
+    False
+    """
+    return digest(source.length, source.head)
+
+
+def _grouped(source: Source, size: int, skip: int) -> Generator[Batch, None, None]:
+    start = skip
+    for _, alike in itertools.groupby(source.feeds(skip), lambda feed: [a.shape for a in feed.values()]):
+        while group := list(itertools.islice(alike, size)):
+            count = len(group)
+            if source.stack and count == size:  # views, no copies
+                block = {name: array[start : start + size] for name, array in source.stack.items()}
+            else:
+                group += group[-1:] * (size - count)
+                block = {name: np.stack([feed[name] for feed in group]) for name in group[0]}
+            yield Batch(block, np.arange(size) < count, start)
+            start += count
+
+
+def _ahead(made: Generator[Batch, None, None], count: int) -> Generator[Batch, None, None]:
+    """Yield from a generator that runs in a thread, which ends with the consumer."""
+    ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+    slots, stopped = threading.Semaphore(count), threading.Event()
+
+    def fill() -> None:
+        try:
+            with contextlib.closing(made):
+                while slots.acquire() and not stopped.is_set():  # `acquire` waits
+                    ready.put(next(made))
+        except BaseException as error:  # StopIteration at the end
+            ready.put(error)
+
+    thread = threading.Thread(target=fill, name="jq-data", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(batch := ready.get(), StopIteration):
+            if isinstance(batch, BaseException):
+                raise batch
+            slots.release()
+            yield batch
+    finally:
+        stopped.set()
+        slots.release()
+        thread.join(timeout=1)  # a user's reader may block for ever; the thread ends when it returns
+
+
+def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
+    """Stacked arrays: each is seen as [feeds, *feed shape], with no copy."""
+    stacked = [dataclasses.replace(value, shape=value.shape and (None, *value.shape[1:])) for value in inputs]
+    stack = _checked(_arrays(data, inputs, where), stacked, where)
+    for value in inputs:
+        array, size = stack[value.name], _fixed_batch(value) or 1
+        total, left = (len(array), len(array) % size) if array.ndim else (1, 0)
+        if left:
+            raise DataError(f"{where}: {total} samples, no multiple of the batch {size} of {value}; leave {left} out")
+        stack[value.name] = array.reshape(total // size, size, *array.shape[1:]) if array.ndim else array[None]
+    counts = {name: len(array) for name, array in stack.items()}
+    if not all(counts.values()):
+        raise DataError(f"{where}: there are no samples; the inputs hold {counts}")
+    head = _checked({name: array[0] for name, array in stack.items()}, inputs, where)
+    length = max(counts.values())
+    for value in inputs:
+        once = value.shape == () or _fixed_batch(value) is not None
+        if counts[value.name] != length and not (once and counts[value.name] == 1):
+            raise DataError(f"{where}: inputs hold different numbers of feeds: {counts}")
+    stack = {name: np.broadcast_to(array, (length, *array.shape[1:])) for name, array in stack.items()}
+
+    def feeds(skip: int = 0) -> Iterator[Feed]:
+        return (_finite({name: array[i] for name, array in stack.items()}, f"feed {i}") for i in range(skip, length))
+
+    return Source(length, True, 1, head, feeds, stack)
+
+
+def _from_items(items: Callable[[], Iterator], inputs: Sequence[Value], again: bool, length: int | None) -> Source:
+    """Return the source for a reader or an iterable, each item of which is one feed or a batch of them."""
+    begun = items()
+    item = next(begun, None)
+    if item is None:
+        raise DataError("the data are empty: the first item is missing (an exhausted reader or generator?)")
+    first = _split(item, inputs, "feed 0")
+    once = [itertools.chain([item], begun)]
+
+    def feeds(skip: int = 0) -> Iterator[Feed]:
+        if not again and not once:
+            raise DataError("the data can be read only once; pass a list, arrays, a file, or a reader with rewind()")
+        index = 0
+        for item in items() if again else once.pop():
+            for feed in _split(item, inputs, f"feed {index}"):
+                if index >= skip:
+                    yield _finite(feed, f"feed {index}")
+                index += 1
+
+    return Source(length, again, len(first), first[0], feeds)
+
+
+def _read_all(reader: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield everything from a `CalibrationDataReader`, rewound if it can be."""
+    if callable(getattr(reader, "rewind", None)):
+        reader.rewind()
+    with contextlib.suppress(StopIteration):  # of an iterator inside; onnxruntime's own readers return None
+        while (item := reader.get_next()) is not None:
+            if not isinstance(item, Mapping):
+                raise DataError(f"get_next() returned {type(item).__name__!r}, expected {{input name: array}} or None")
+            yield item
+
+
+def _from_each(items: Sequence[Item], read: Callable[[Item], Feed]) -> Source:
+    """Feeds that are made one by one, a few at a time."""
+
+    def feeds(skip: int = 0) -> Iterator[Feed]:
+        with ThreadPoolExecutor(_READERS) as pool:
+            pending: collections.deque[Future[Feed]] = collections.deque()
+            for i in range(skip, len(items) + _READERS):
+                if i < len(items):
+                    pending.append(pool.submit(read, items[i]))
+                if i >= skip + _READERS:
+                    yield pending.popleft().result()
+
+    return Source(len(items), True, 1, read(items[0]), feeds)
+
+
+def _from_random(inputs: Sequence[Value], seed: int) -> Source:
+    """Standard normal floats, zeros and ones of other types; the batch is 1."""
+    batch = {v.shape[0] for v in inputs if v.shape and isinstance(v.shape[0], str)}
+    shapes: list[tuple[int, ...]] = []
+    for value in inputs:
+        dims = [1 if d in batch or (d is None and i == 0) else d for i, d in enumerate(value.shape or ())]
+        shapes.append(tuple(d for d in dims if isinstance(d, int)))
+        if value.dtype is None or value.shape is None or len(shapes[-1]) < len(dims):
+            raise DataError(f"no data given, and random data cannot be made for input {value}: not all is known of it")
+
+    def read(i: int) -> Feed:
+        rng, feed = np.random.default_rng([seed, i]), {}
+        for value, shape in zip(inputs, shapes, strict=True):
+            try:
+                made = rng.standard_normal(shape) if _is_float(value.dtype) else rng.integers(0, 2, shape)
+                feed[value.name] = np.asarray(made).astype(value.dtype)
+            except (MemoryError, ValueError) as error:  # of a damaged or hostile model
+                raise DataError(f"no memory for random data of input {value}: {error}") from error
+        return feed
+
+    return _from_each(range(RANDOM_FEEDS), read)
+
+
+def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
+    if not path.is_dir():
+        return _from_arrays(_load(path, inputs), inputs, str(path))
+    files, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
+    if bool(files) == bool(pictures):
+        found = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
+        raise DataError(f"{path} holds {found}; expected either .npy and .npz or {', '.join(sorted(images.SUFFIXES))}")
+    if pictures:
+        warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
+        return _from_images(images.ImageFolder(path), inputs)
+
+    def read(file: Path) -> Feed:
+        feed = _arrays(_load(file, inputs), inputs, str(file))
+        for value in inputs:  # a sample may lack its batch axis
+            if value.shape and feed[value.name].ndim == len(value.shape) - 1:
+                feed[value.name] = feed[value.name][None]
+        found = _split(feed, inputs, str(file))
+        if len(found) > 1:
+            raise DataError(f"{file} holds {len(found)} samples; in a folder of arrays, each file is one")
+        return _finite(found[0], str(file))
+
+    return dataclasses.replace(_from_each(files, read), names=_names(path, files))
+
+
+def _from_images(folder: images.ImageFolder, inputs: Sequence[Value]) -> Source:
+    groups, read = images.reader(folder, inputs)
+    names = _names(Path(folder.path), [group[0] for group in groups]) if len(groups[0]) == 1 else None
+    return dataclasses.replace(_from_each(groups, read), names=names)
+
+
+def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(file.relative_to(folder).with_suffix("").as_posix() for file in files)
+
+
+def _load(path: Path, inputs: Sequence[Value]) -> Any:
+    """The mapped array of an .npy file, or by name those of an .npz."""
+    with arrays.opened(path) as found:
+        return _chosen(path, found, inputs) if isinstance(found, arrays.Archive) else found
+
+
+def _chosen(path: Path, archive: arrays.Archive, inputs: Sequence[Value]) -> Any:
+    """The arrays of an .npz that are inputs: by name, or the only one that fits a model's only input."""
+    members = archive.members
+    if all(value.name in members for value in inputs):
+        return {value.name: archive.read(value.name) for value in inputs}
+    if len(inputs) == 1:
+        sample = inputs[0].shape and inputs[0].shape[1:]
+        shapes = {name: member.shape or () for name, member in members.items()}
+        fitting = [n for n, s in shapes.items() if _fits(sample, s[1:], {}) or _fits(sample, s, {})]
+        if len(fitting) == 1:
+            return archive.read(fitting[0])
+    found, expected = ", ".join(map(str, members.values())), ", ".join(map(str, inputs))
+    raise DataError(f"{path} holds {found or 'no arrays'}; the model needs {expected}: name the arrays like its inputs")
+
+
+def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Feed:
+    """The arrays by input name, with the right types; a model with one input needs no name."""
+    declared = {value.name: value for value in inputs}
+    if not isinstance(data, Mapping):
+        if len(inputs) > 1:
+            raise DataError(f"{where}: expected {{input name: array}} for the inputs {', '.join(declared)}")
+        data = {inputs[0].name: data}
+    for name in [*data, *declared]:
+        if name not in declared:
+            near = suggest(str(name), declared)
+            raise DataError(f"{where}: the model has no input {name!r}.{near} It has: {', '.join(declared)}")
+        if name not in data:
+            raise DataError(f"{where}: input {name!r} is missing; the model needs {declared[name]}")
+    return {name: _array(value, data[name], where) for name, value in declared.items()}
+
+
+def _array(value: Value, given: Any, where: str) -> np.ndarray:
+    """As numpy. Python's numbers become the declared type; arrays must have it."""
+    try:
+        array = np.asarray(given)
+        python = not hasattr(given, "dtype") and array.dtype in (np.bool_, np.int64, np.float64)
+        if python and value.dtype and (array.dtype != np.float64 or _is_float(value.dtype)):
+            array = np.asarray(given, value.dtype)
+    except Exception as error:  # ragged lists, numbers out of range, tensors of another device
+        hint = " (of a loader of (images, labels), pass the images only)" if isinstance(given, (list, tuple)) else ""
+        raise DataError(f"{where}: input {value.name!r} is no array: {str(error).splitlines()[0]}{hint}") from error
+    if value.dtype is None and (array.dtype.kind in "biufc" or _is_float(array.dtype)):
+        return array
+    if array.dtype != value.dtype:
+        hint = "convert it first"
+        if array.dtype == np.uint8 and _is_float(value.dtype):
+            hint = "normalise pixels as in training, for instance ((pixels / 255 - mean) / std).astype('float32')"
+        raise DataError(f"{where}: input {value.name!r}: expected {value}, found {_shown(array)}; {hint}")
+    return array
+
+
+def _split(data: Any, inputs: Sequence[Value], where: str) -> list[Feed]:
+    """A batch as feeds of one sample, if the model leaves the batch open; else the one feed that it is."""
+    feed = _checked(_arrays(data, inputs, where), inputs, where)
+    samples = [value for value in inputs if feed[value.name].ndim]
+    inner = {d for value in samples for d in (value.shape or ())[1:] if isinstance(d, str)}
+    # A dim that is also some inner dim (the nodes of a graph and its adjacency) counts no samples.
+    is_batch = all(_fixed_batch(v) is None and (v.shape is None or v.shape[0] not in inner) for v in samples)
+    lengths = {len(feed[value.name]) for value in samples}
+    if not is_batch or len(lengths) != 1:
+        return [feed]
+    if lengths == {0}:
+        raise DataError(f"{where}: a batch of no samples: {', '.join(f'{k}: {_shown(a)}' for k, a in feed.items())}")
+    return [{k: a[i : i + 1] if a.ndim else a for k, a in feed.items()} for i in range(lengths.pop())]
+
+
+def _checked(feed: Feed, inputs: Sequence[Value], where: str) -> Feed:
+    dims: dict[str, Dim] = {}
+    for value in inputs:
+        array = feed[value.name]
+        if not _fits(value.shape, array.shape, dims):
+            hint = "; the leading batch axis is missing" if array.ndim + 1 == len(value.shape or ()) else ""
+            raise DataError(f"{where}: input {value.name!r}: expected {value}, found {_shown(array)}{hint}")
+    return feed
+
+
+def _fits(declared: Sequence[Dim] | None, shape: Sequence[Dim], dims: dict[str, Dim]) -> bool:
+    """Whether rank and dims are as declared; symbolic ones agree with `dims`, which gets the new ones."""
+    if declared is None:
+        return True
+    return len(declared) == len(shape) and all(
+        want is None or have == (dims.setdefault(want, have) if isinstance(want, str) else want)
+        for want, have in zip(declared, shape, strict=True)
+    )
+
+
+def _finite(feed: Feed, where: str) -> Feed:
+    for name, array in feed.items():
+        if _is_float(array.dtype) and not np.isfinite(array).all():
+            bad = np.argwhere(~np.isfinite(array)).tolist()
+            found = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
+            raise DataError(f"{where}: input {name!r} has {found}")
+    return feed
+
+
+def _fixed_batch(value: Value) -> int | None:
+    """The number of samples in a feed, where the model fixes it."""
+    return value.shape[0] if value.shape and isinstance(value.shape[0], int) else None
+
+
+def _is_float(dtype: np.dtype | None) -> bool:
+    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))  # numpy does not know bfloat16 for one
+
+
+def _shown(array: np.ndarray) -> str:
+    return f"{array.dtype}[{','.join(map(str, array.shape))}]"

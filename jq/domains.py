@@ -1,6 +1,0 @@
-"""The operator sets beside ONNX's own that quantized models name."""
-
-MICROSOFT = "com.microsoft"
-QUARK = "com.amd.quark"  # AMD Quark's custom operators
-VITIS = "com.vai.quantize"  # those of its predecessor
-CONTRIB = "ai.onnx.contrib"  # where the predecessor has FixNeuron

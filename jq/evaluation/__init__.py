@@ -1,0 +1,1 @@
+"""Metrics, and models or result folders evaluated on data."""

@@ -1,0 +1,143 @@
+"""Inference on data, with the outputs in a folder that `jq.evaluate` compares."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jq.data.sources import Source, open_source
+from jq.errors import ConfigError, DataError, ModelError, suggest
+from jq.graph import Graph
+from jq.graph.read import ModelLike, load
+from jq.readings.integer import TARGETS
+from jq.readings.integer import load as load_chip
+from jq.readings.packing import pack
+from jq.readings.runtime import Reading, onnxruntime_reading
+from jq.readings.tracing import trace
+from jq.util import files
+from jq.util.progress import progress_bar
+
+MANIFEST = "manifest.json"
+READINGS = ("onnxruntime", "jq", *TARGETS)
+
+
+def infer(
+    model: ModelLike,
+    data: Any,
+    folder: str | os.PathLike[str],
+    *,
+    reading: str = "onnxruntime",
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the outputs of a model, float or quantized, on each sample of the data to a new folder; return its manifest.
+
+    The model is run by onnxruntime, by jq in float32 (`reading="jq"`), or in integers as a target of `jq.integer`
+    computes it ("aie2_x1", ...). `data` is what `jq.calibrate` takes. Each sample becomes an .npy file with the model's
+    output as it is, batch axis included; a model with a fixed batch gives one file for each batch. Files are called like
+    those of the data, or else by number. With several outputs, each has a folder of its own, named like it as far as
+    file names allow; `manifest.json` says which. The folder appears when all is in it.
+
+    >>> import tempfile, jq
+    >>> images, _ = jq.zoo.evaluation_set()
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     found = jq.infer(jq.zoo.path("fashion_resnet"), images[:3], f"{parent}/float")
+    ...     sorted(os.listdir(f"{parent}/float"))
+    ['00000000.npy', '00000001.npy', '00000002.npy', 'manifest.json']
+    >>> found["samples"], found["outputs"]
+    (3, [{'name': 'logits', 'folder': '.', 'dtype': 'float32'}])
+    """
+    graph = model if isinstance(model, Graph) else load(model)
+    folders, kinds = _folders(graph), dict[str, np.dtype]()
+    count, source = 0, open_source(data, graph.inputs, seed=seed)
+    with files.new_folder(folder, lambda old: False, "exists and is not empty") as draft:
+        for name, outputs in samples(graph, source, reading=reading, limit=limit, original=model):
+            for output, array in outputs.items():
+                path = draft / folders[output] / f"{name}.npy"
+                with files.writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    np.save(path, array, allow_pickle=False)
+                kinds[output] = array.dtype
+            count += 1
+        manifest = {
+            "model": Path(model).name if isinstance(model, (str, os.PathLike)) else graph.name,
+            "reading": reading,
+            "samples": count,
+            "outputs": [{"name": k, "folder": v, "dtype": str(kinds[k])} for k, v in folders.items()],
+        }
+        files.write(draft / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    return manifest
+
+
+def samples(
+    graph: Graph,
+    source: Source,
+    *,
+    reading: str = "onnxruntime",
+    limit: int | None = None,
+    original: ModelLike | None = None,
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Yield a name and the outputs for each feed of the source, as the model gives them.
+
+    `original` is what the graph was loaded from: onnxruntime reads a large model from its file.
+
+    >>> import jq
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> source = open_source(jq.zoo.evaluation_set()[0][:2], graph.inputs)
+    >>> [(name, outputs["logits"].shape) for name, outputs in samples(graph, source)]
+    [('00000000', (1, 10)), ('00000001', (1, 10))]
+    """
+    source, run = source.limited(limit), _reading(graph, reading, original)
+    # Files that differ in their ending only have one name.
+    named = source.names if source.names and len(set(source.names)) == len(source.names) else None
+    with progress_bar("infer", source.length) as advance:
+        for i, feed in enumerate(source.feeds()):
+            yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(feed).items()}
+            advance(1)
+
+
+def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
+    """Return the function from one feed to the outputs that a name stands for."""
+    if reading == "onnxruntime":
+        return onnxruntime_reading(graph if original is None else original)
+    if reading == "jq":
+        import jax
+
+        fn, params = jax.jit(trace(graph)), pack(graph)
+        return lambda feed: fn(params, feed)
+    if reading in TARGETS:
+        return load_chip(graph, reading)
+    raise ConfigError(f"there is no reading {reading!r}; there are {', '.join(READINGS)}.{suggest(reading, READINGS)}")
+
+
+def _folders(graph: Graph) -> dict[str, str]:
+    """Return a folder name for each output; names come from the model, so they may be no paths or differ only in case."""
+    names = [value.name for value in graph.outputs]
+    if len(names) == 1:
+        return {names[0]: "."}
+    folders: dict[str, str] = {}
+    taken = {MANIFEST}
+    for name in names:
+        wanted = files.safe_name(name) or "output"
+        tries = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(2)))
+        folders[name] = next(t for t in tries if t.lower() not in taken)
+        taken.add(folders[name].lower())
+    return folders
+
+
+def _storable(name: str, output: Any) -> np.ndarray:
+    """Return an output as an array that .npy can store."""
+    if isinstance(output, (list, dict)):
+        raise ModelError(f"output {name!r} is a {type(output).__name__}, no tensor; it cannot be written as an array")
+    array = np.asarray(output)
+    if array.dtype.kind in "biuf":
+        return array
+    if np.can_cast(array.dtype, np.float32):  # bfloat16 and smaller, of which numpy knows no name
+        return array.astype(np.float32)
+    raise DataError(f"output {name!r} holds {array.dtype}; expected numbers")

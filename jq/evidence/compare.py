@@ -1,0 +1,316 @@
+"""The float and the quantized model side by side: what each tensor lost, where, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jq.arithmetic.numerics import power_of_two
+from jq.data.sources import open_source
+from jq.evidence.report import (
+    Deviation,
+    Distribution,
+    Report,
+    Row,
+    channel_ranges,
+    described,
+    distribution,
+    ends_of,
+    worst_first,
+)
+from jq.evidence.side_by_side import Pair, Step, Tensor, Total, activations, added_up, outer_factors, stem_of, tried
+from jq.graph import Graph
+from jq.graph.read import ModelLike
+from jq.plan import QParams
+from jq.plan.scales import channel_axes
+
+_MOST = 0.5  # of an error: what is more than this of it is its reason
+
+
+def compare(
+    model: ModelLike,
+    quantized: ModelLike,
+    data: Any = None,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> Report:
+    """Return what each tensor of a quantized model, of any tool, lost against the float model, the worst first.
+
+    For a tensor x of the float model, y of the quantized one as its readers get it, and the rounding Q that the
+    quantized model gives the tensor, over all elements and samples,
+
+        e = y - x         the whole error,        SQNR = 10 lg (sum x^2 / sum e^2),
+        o = Q(x) - x      what is made here,      PSNR = 10 lg ((max x - min x)^2 / mean e^2),
+        c = o where x is beyond the bounds of Q,  cosine = sum xy / sqrt(sum x^2 sum y^2),
+        m = mean of e per channel,                L2 = mean over the samples of sqrt(sum e^2).
+
+    The reason of a row is the first of these that holds, sums being over squares:
+
+        bias        sum m > sum e / 2: a shift of the channels' means, which a bias could take back
+        upstream    sum o < sum e / 2: the error came with the inputs and weights of what makes the tensor
+                    (of a weight "changed": a tool corrected or tuned it; such rows come last)
+        constraint  another exponent would halve sum o, but the NPU's position constraints do not allow it
+        range       sum c > sum o / 2: values are clipped
+        rounding    else
+
+    Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
+    undone, and its note says so; its picture shows the scaled values, which the grid is for. The factors are those of
+    least squares on what is not clipped of the first samples, and are believed only if they explain most of the error,
+    and such factors what became of some weight.
+
+    Tensors are matched by name, a tool's endings such as `_DequantizeLinear_Output` aside; those that only one model
+    has are in `report.unmatched`. Tensors with NaN or Inf have no figures, and the reason "not finite". An exact
+    tensor has an infinite SQNR, which is null in JSON. `data` is what `jq.calibrate` takes, `limit` the number of
+    samples to take from it.
+
+    >>> import jq
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> model = jq.quantize(jq.zoo.path("fashion_resnet"), images[:32], "XINT8").model
+    >>> report = compare(jq.zoo.path("fashion_resnet"), model, images[:32])
+    >>> worst = report.rows[0]
+    >>> worst.sqnr < 30, worst.error.cosine > 0.98
+    (True, True)
+    """
+    pair = Pair.of(model, quantized)
+    source = open_source(data, pair.original.inputs, seed=seed).limited(limit)
+    mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
+    step = Step.of(pair, source, mesh)
+    totals = added_up(step, source)
+    rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
+    rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
+    facts = {
+        "float": _described(model, pair.original),
+        "quantized": _described(quantized, pair.quantized),
+        "samples": str(totals[step.tensors[0].name].samples),
+        "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
+    }
+    title = f"{_name(quantized, 'quantized model')} against {_name(model, 'float model')}"
+    return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
+
+
+def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+    """The tensors that have no row, by the model that has them."""
+    ours, theirs = {t.name for t in tensors}, {t.twin for t in tensors}
+    stems = {n for n in pair.quantized.producer if stem_of(n, dict.fromkeys(ours)) in ours}
+    weights = {r.tensor for r in rows if r.kind == "weight"}
+    return {
+        "float": tuple(n for n in activations(pair.original) if n not in ours),
+        "quantized": tuple(n for n in activations(pair.quantized) if n not in theirs | stems)
+        + tuple(w for w in pair.plan.weights if w not in weights),
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# Rows
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Figures:
+    """What was summed of a tensor, with its channels' factors undone: see `compare` for the equations."""
+
+    lost: float  # squares of the whole error
+    own: float  # of what is made here
+    clipped: float  # of the part of that beyond the bounds
+    shift: float  # of the means of the channels
+    near: Mapping[int, float]  # of what would be made here, by the change of the exponent
+    beyond: float  # elements
+    xx: float
+    xy: float
+    yy: float
+    low: float
+    high: float
+    largest: float
+    size: float
+    l2: float  # of a sample
+
+    @property
+    def finite(self) -> bool:
+        """Whether there are figures at all."""
+        fields = {**dataclasses.asdict(self), "near": sum(self.near.values())}
+        return all(math.isfinite(v) for v in fields.values())
+
+    @property
+    def sqnr(self) -> float | None:
+        """In dB; None of a tensor of zeros that does not stay so."""
+        return _decibel(self.xx, self.lost)
+
+    def deviation(self, rounded: bool, better: int | None) -> Deviation:
+        """The figures of a report, of a tensor that is rounded or not."""
+        norm = math.sqrt(self.xx) * math.sqrt(self.yy)
+        return Deviation(
+            cosine=1.0 if not self.lost else min(1.0, self.xy / norm) if norm else None,
+            l2=self.l2,
+            psnr=_decibel((self.high - self.low) ** 2, self.lost / self.size),
+            largest=self.largest,
+            saturated=self.beyond / self.size,
+            made=_decibel(self.xx, self.own) if rounded else None,
+            own=min(1.0, self.own / self.lost) if self.lost else None,
+            clipped=min(1.0, self.clipped / self.lost) if self.lost else None,
+            shift=min(1.0, self.shift / self.lost) if self.lost else None,
+            better=better,
+        )
+
+    def better(self) -> int | None:
+        """The change of the exponent that would halve what is made here, and halve it most; None if none would."""
+        best = min(self.near, key=lambda k: self.near[k], default=None)
+        return best if best is not None and self.near[best] < _MOST * self.own else None
+
+
+def _decibel(signal: float, noise: float) -> float | None:
+    if not noise:
+        return math.inf
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal else None
+
+
+def _row(pair: Pair, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any) -> Row:
+    """The row of a tensor, called `name` in the quantized model."""
+    change, constrained, reason = None, False, "not finite"
+    if figures.finite:
+        change = figures.better()
+        if change is not None and found is not None and name in pair.plan:
+            constrained = not pair.allows(name, dataclasses.replace(found, scale=found.scale * power_of_two(change)))
+        reason = _reason(figures, activation, constrained)
+    better = None if change is None or found is None else int(found.exponent) + change
+    return Row(
+        kind="activation" if activation else "weight",
+        **described(found),
+        low=figures.low if math.isfinite(figures.low) else None,
+        high=figures.high if math.isfinite(figures.high) else None,
+        sqnr=figures.sqnr if figures.finite else None,
+        moves=(),
+        error=figures.deviation(found is not None, better) if figures.finite else None,
+        reason=reason,
+        **details,
+    )
+
+
+def _reason(figures: _Figures, activation: bool, constrained: bool) -> str:
+    """Why a tensor lost what it did: the first reason that holds; "" if it lost nothing."""
+    if not figures.lost:
+        return ""
+    if activation and figures.shift > _MOST * figures.lost:
+        return "bias"
+    if figures.own < _MOST * figures.lost:
+        return "upstream" if activation else "changed"
+    if constrained:
+        return "constraint"
+    return "range" if figures.clipped > _MOST * figures.own else "rounding"
+
+
+def _activation_row(step: Step, tensor: Tensor, total: Total) -> Row:
+    sums, gains = total.sums, total.gains
+    lost, own, clipped, beyond = map(float, sums["values"])
+    xx, xy, yy, shift, _, _ = sums["channels"]
+    low, high, largest = map(float, sums["extremes"])
+    figures = _Figures(
+        lost=lost,
+        own=own,
+        clipped=clipped,
+        shift=float(np.square(shift).sum() * shift.size / sums["size"]),  # each channel has as many elements
+        near=dict(zip(tried(tensor.found), map(float, sums["near"]), strict=True)),
+        beyond=beyond,
+        xx=float(xx.sum()),
+        xy=float((xy / gains).sum()),
+        yy=float((yy / gains**2).sum()),
+        low=low,
+        high=high,
+        largest=largest,
+        size=float(sums["size"]),
+        l2=total.l2 / total.samples,
+    )
+    node = step.pair.quantized.producer.get(tensor.twin)
+    return _row(
+        step.pair,
+        figures,
+        tensor.twin,
+        tensor.found,
+        True,
+        tensor=tensor.name,
+        node=node.label if node else "",
+        depth=tensor.depth,
+        values=Distribution(*total.edges, tuple(map(int, sums["counts"]))) if figures.finite else None,
+        note=_note(gains),
+    )
+
+
+def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str, Total]) -> Iterator[Row]:
+    """The rows of the quantized weights that the float model has, too; tensors are by their quantized names."""
+    graph, axes = pair.quantized, channel_axes(pair.quantized)
+    for name, (x, back) in pair.weights.items():
+        found, node = pair.plan.weights[name], graph.consumers[name][0]
+        around = {t: totals[tensors[t].name].gains for t in (*node.inputs[:1], *node.outputs) if t in tensors}
+        made = tensors.get(node.outputs[0])
+        x = x.astype(np.float64)
+        factors = _factors(x, back, around, around.get(node.outputs[0]))
+        yield _row(
+            pair,
+            _figures_of_weight(x, back, found, factors),
+            name,
+            found,
+            False,
+            tensor=name,
+            node=node.label,
+            depth=None if made is None else made.depth,
+            values=distribution(x * factors),
+            channels=channel_ranges(x * factors, axes.get(name)),
+            note=_note(factors),
+        )
+
+
+def _figures_of_weight(x: np.ndarray, back: np.ndarray, found: QParams, factors: np.ndarray) -> _Figures:
+    scaled = (x * factors).astype(np.float32)
+    y, ends = back / factors, ends_of(found)
+    lost, made = y - x, found.given_back(scaled) / factors - x
+    beyond = np.zeros(x.shape, bool) if ends is None else (scaled < ends[0]) | (scaled > ends[1])
+    near = {k: dataclasses.replace(found, scale=found.scale * power_of_two(k), coded=None) for k in tried(found)}
+    return _Figures(
+        lost=float(np.square(lost).sum()),
+        own=float(np.square(made).sum()),
+        clipped=float(np.square(made[beyond]).sum()),
+        shift=0.0,
+        near={k: float(np.square(q.given_back(scaled) / factors - x).sum()) for k, q in near.items()},
+        beyond=float(beyond.sum()),
+        xx=float(np.square(x).sum()),
+        xy=float((x * y).sum()),
+        yy=float(np.square(y).sum()),
+        low=float(x.min()),
+        high=float(x.max()),
+        largest=float(np.abs(lost).max()),
+        size=float(x.size),
+        l2=float(np.sqrt(np.square(lost).sum())),
+    )
+
+
+def _factors(x: np.ndarray, back: np.ndarray, around: Mapping[str, np.ndarray], made: np.ndarray | None) -> np.ndarray:
+    """By what each element of a weight is scaled, if tensors around it are equalized: a product of rows and columns."""
+    ones = np.ones((1,) * x.ndim)
+    if all((g == 1).all() for g in around.values()):
+        return ones
+    if x.ndim < 2:  # a bias is scaled as what it is added to; of its own single values nothing could be told
+        return made.reshape(x.shape) if made is not None and made.size == x.size else ones
+    return outer_factors(x, back)
+
+
+def _note(factors: np.ndarray) -> str:
+    if (factors == 1).all():
+        return ""
+    return f"equalized: compared after channels scaled by {factors.min():.3g} to {factors.max():.3g} are scaled back"
+
+
+def _described(model: ModelLike, graph: Graph) -> str:
+    return f"{_name(model, graph.name)}, {len(graph.nodes)} nodes without quantizers"
+
+
+def _name(model: ModelLike, otherwise: str) -> str:
+    return Path(model).name if isinstance(model, (str, os.PathLike)) else otherwise

@@ -1,0 +1,303 @@
+"""Pictures of a report as inline SVG: small, without a library, in the colours that the page's style gives its classes.
+
+Coordinates are those of a `viewBox`; a path of straight lines stands for what would be many elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from jq.util.markup import text
+
+if TYPE_CHECKING:
+    from jq.evidence.report import Row
+
+Place = Callable[[float], float]
+
+_WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
+_COLUMNS = 128  # of ranges, at most: channels share them
+_LINES = 48  # of a grid, at most
+
+
+def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
+    """SQNR along the depth of the network, a point for each row with its anchor; "" if there is nothing to show.
+
+    >>> depth_plot([])
+    ''
+    """
+    shown = [
+        (anchor, row, row.depth, row.sqnr)
+        for anchor, row in rows
+        if row.depth is not None and row.sqnr is not None and row.reason != "changed"  # which is no loss
+    ]
+    if len(shown) < 2:
+        return ""
+    width, height, left, bottom, top = 1120, 250, 48, 30, 12
+    finite = [s for _, r, _, s in shown if r.sqnr != math.inf]
+    low, high = min([0.0, *finite]), max([20.0, *finite])
+    depths = [d for _, _, d, _ in shown]
+    first, last = min(depths), max(depths)
+
+    def at(depth: float, sqnr: float) -> tuple[float, float]:
+        x = left + (width - left - 16) * (depth - first) / max(1, last - first)
+        return x, top + (height - top - bottom) * (1 - (min(sqnr, high) - low) / (high - low))
+
+    parts = [_gridline(left, width, at(first, tick)[1], f"{tick:g}") for tick in _nice(low, high, 5)]
+    activations = sorted((d, s) for _, r, d, s in shown if r.kind == "activation")
+    if activations:
+        parts.append(f'<path class="line" d="{_polyline(at(d, s) for d, s in activations)}"/>')
+    for anchor, row, depth, sqnr in sorted(shown, key=lambda s: s[1].kind != "weight"):
+        (x, y), reason = at(depth, sqnr), row.reason.replace(" ", "-") or "none"
+        shape = (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+            if row.kind == "activation"
+            else f'<path d="M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4-4z"/>'
+        )
+        title = f"{row.tensor}: {'exact' if row.sqnr == math.inf else f'{sqnr:.1f} dB'}"
+        title += f", {row.reason}" if row.reason else ""
+        parts.append(
+            f'<a href="#{text(anchor)}" class="point {text(row.kind)} {text(reason)}" tabindex="-1">'
+            f"<title>{text(title)}</title>{shape}</a>"
+        )
+    parts.append(
+        _label(left - 36, top + 2, "dB") + _label((width + left) / 2, height - 6, "depth in the network", "middle")
+    )
+    return _svg(width, height, "SQNR of each tensor along the depth of the network, in dB", parts)
+
+
+def histogram(row: Row) -> str:
+    """The values of a float tensor, and the grid that they are rounded to; counts are on a logarithmic axis."""
+    values = row.values
+    if values is None:
+        return ""
+    low, high = values.low, values.high
+    if row.bounds is not None:
+        low, high = min(low, row.bounds[0]), max(high, row.bounds[1])
+    place = _axis(low, high)
+    floor = _HEIGHT - _BOTTOM
+    largest = math.log1p(max(values.counts))
+    bins = len(values.counts)
+    edges = [place(values.low + (values.high - values.low) * i / bins) for i in range(bins + 1)]
+    bars = []
+    for count, start, end in zip(values.counts, edges, edges[1:], strict=False):
+        if count:
+            tall = (floor - _TOP) * math.log1p(count) / largest
+            bars.append(f"M{start:.1f} {floor}v{-tall:.1f}h{end - start:.2f}V{floor}z")
+    parts = [f'<path class="bars" d="{"".join(bars)}"/>']
+    if row.bounds is not None:
+        ends = [place(b) for b in row.bounds]
+        parts += [
+            _box("beyond", start, end) for start, end in ((place(low), ends[0]), (ends[1], place(high))) if end > start
+        ]
+        parts.append(f'<path class="bound" d="{"".join(f"M{x:.1f} {_TOP}V{floor}" for x in ends)}"/>')
+        parts.append(_codes(row, place))
+    parts += _ticks(low, high, place)
+    grid = "" if row.bounds is None else f", and the bounds {row.bounds[0]:.4g} to {row.bounds[1]:.4g} of its codes"
+    return _svg(_WIDTH, _HEIGHT, f"Histogram of the float values, on a logarithmic axis{grid}", parts)
+
+
+def _codes(row: Row, place: Place) -> str:
+    """The grid over the histogram: lines at what the codes stand for, or at every so many of them."""
+    if row.bounds is None or row.scale is None:
+        return ""
+    low, high = row.bounds
+    codes, floor = round((high - low) / row.scale), _HEIGHT - _BOTTOM + 5
+    every = 2 ** max(0, math.ceil(math.log2(max(1, codes) / _LINES)))
+    marks = "".join(f"M{place(low + i * row.scale):.1f} {_TOP}V{floor}" for i in range(0, codes + 1, every))
+    step = f"2^{row.exponent}" if row.exponent is not None else f"{row.scale:.4g}"
+    caption = f"step {step}, a line for " + ("each code" if every == 1 else f"every {every} codes")
+    return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 8, caption, "end")
+
+
+def ranges(row: Row) -> str:
+    """The range of each output channel of a weight, beside the bounds of its codes; neighbours share a column."""
+    if not row.channels:
+        return ""
+    count = math.ceil(len(row.channels) / math.ceil(len(row.channels) / _COLUMNS))
+    each = math.ceil(len(row.channels) / count)
+    columns = [row.channels[i : i + each] for i in range(0, len(row.channels), each)]
+    spans = [(min(low for low, _ in c), max(high for _, high in c)) for c in columns]
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    if row.bounds is not None:
+        low, high = min(low, row.bounds[0]), max(high, row.bounds[1])
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    floor, room = _HEIGHT - _BOTTOM, (high - low) or 1.0
+
+    def at(value: float) -> float:
+        return _TOP + (floor - _TOP) * (1 - (value - low) / room)
+
+    wide = (_WIDTH - _LEFT - _RIGHT) / len(spans)
+    bars = "".join(
+        f"M{_LEFT + wide * i:.1f} {at(top):.1f}h{wide * 0.8:.2f}v{max(0.5, at(bottom) - at(top)):.1f}h{-wide * 0.8:.2f}z"
+        for i, (bottom, top) in enumerate(spans)
+    )
+    parts = [_gridline(_LEFT, _WIDTH, at(t), f"{t:g}") for t in _nice(low, high, 4)]
+    parts.append(f'<path class="bars" d="{bars}"/>')
+    if row.bounds is not None:
+        lines = "".join(f"M{_LEFT} {at(b):.1f}H{_WIDTH - _RIGHT}" for b in row.bounds)
+        parts.append(f'<path class="bound" d="{lines}"/>')
+    shared = "" if each == 1 else f", {each} to a column"
+    parts.append(_label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, f"{len(row.channels)} output channels{shared}", "middle"))
+    return _svg(_WIDTH, _HEIGHT, "Range of each output channel", parts)
+
+
+_STYLE = (  # of pictures that stand by themselves
+    "<style>text{font:12px sans-serif;fill:#333}.rule{stroke:#ddd}.bars{fill:#4878a8}.guess{fill:#b8cce0}"
+    ".spread{stroke:#222;fill:none}.mean,.line{stroke:#c05020;fill:none;stroke-width:2}circle{fill:#4878a8;opacity:.7}</style>"
+)
+
+
+def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """A row for each series, with a dot for each of its numbers and a line at their mean; it carries its own style.
+
+    >>> dots("SQNR, dB", [])
+    ''
+    """
+    shown = [(label, [v for v in values if math.isfinite(v)]) for label, values in series]
+    everything = [v for _, values in shown for v in values]
+    if not everything:
+        return ""
+    left, right, each, top = 16 + 7 * min(60, max(len(label) for label, _ in shown)), 24, 22, 12
+    width, height = left + 520 + right, top + each * len(shown) + 40
+    low, high = min(everything), max(everything)
+    room = (high - low) or abs(high) or 1.0
+    low, high = low - room / 20, high + room / 20
+
+    def at(value: float) -> float:
+        return left + (width - left - right) * (value - low) / (high - low)
+
+    parts, floor = [_STYLE], height - 40
+    for tick in _nice(low, high, 6):
+        parts.append(f'<path class="rule" d="M{at(tick):.1f} {top}V{floor}"/>')
+        parts.append(_label(at(tick), floor + 16, f"{tick:g}", "middle"))
+    for i, (label, values) in enumerate(shown):
+        y = top + each * (i + 0.5)
+        parts.append(_label(left - 8, y + 4, label if len(label) <= 60 else f"{label[:59]}…", "end"))
+        parts += [f'<circle cx="{at(v):.1f}" cy="{y:.1f}" r="4"/>' for v in values]
+        if values:
+            parts.append(f'<path class="mean" d="M{at(math.fsum(values) / len(values)):.1f} {y - 7:.1f}v14"/>')
+    parts.append(_label((left + width - right) / 2, height - 6, name, "middle"))
+    picture = _svg(width, height, name, parts)
+    return picture.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" ', 1)
+
+
+_ROW, _NAMES = 18, 260  # height of a bar, and room for its name
+
+
+def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
+    """A bar for each name with its value, the spread around it, and whether it was measured (dark) or estimated.
+
+    >>> ranking_plot("losses", "kl", [("conv", 0.5, 0.1, True)]).startswith("<svg")
+    True
+    """
+    width, height = 860, _TOP + _ROW * len(bars) + _BOTTOM
+    low = min([0.0, *(v - e for _, v, e, _ in bars)])
+    high = max([v + e for _, v, e, _ in bars], default=0.0)
+    room = (high - low) or 1.0
+
+    def at(value: float) -> float:
+        return _NAMES + (width - _NAMES - 20) * (value - low) / room
+
+    parts = [_STYLE]
+    for tick in _nice(low, high, 5):
+        parts.append(f'<path class="rule" d="M{at(tick):.1f} {_TOP}V{height - _BOTTOM}"/>')
+        parts.append(_label(at(tick), height - 8, f"{tick:g}", "middle"))
+    for i, (name, value, spread, measured) in enumerate(bars):
+        y, ends = _TOP + _ROW * i, sorted((at(0.0), at(value)))
+        parts.append(_label(_NAMES - 8, y + 13, name if len(name) < 40 else f"...{name[-36:]}", "end"))
+        parts.append(
+            f'<rect class="{"bars" if measured else "guess"}" x="{ends[0]:.1f}" y="{y + 3}" '
+            f'width="{ends[1] - ends[0]:.1f}" height="{_ROW - 6}"><title>{text(f"{name}: {value:.4g} {unit}")}</title></rect>'
+        )
+        if spread:
+            parts.append(f'<path class="spread" d="M{at(value - spread):.1f} {y + 9}H{at(value + spread):.1f}"/>')
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def front_plot(
+    title: str,
+    horizontal: str,
+    vertical: str,
+    front: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[str, float, float]],
+) -> str:
+    """A front of points from left to right, and points with names.
+
+    >>> front_plot("kl", "bits", "loss", [(1, 2), (2, 1)], [("chosen", 1.5, 1.4)]).count("<circle")
+    3
+    """
+    width, height, left, bottom = 640, 320, 70, 40
+    xs, ys = [p[0] for p in front] + [m[1] for m in marks], [p[1] for p in front] + [m[2] for m in marks]
+    across, up = max(xs) - min(xs) or 1.0, max([0.0, *ys]) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + (width - left - 60) * (x - min(xs)) / across, _TOP + (height - _TOP - bottom) * (1 - y / up)
+
+    parts = [_STYLE]
+    parts += [_gridline(left, width, at(min(xs), t)[1], f"{t:g}") for t in _nice(0, up, 5)]
+    parts += [_label(at(t, 0)[0], height - 22, f"{t:g}", "middle") for t in _nice(min(xs), max(xs), 6)]
+    parts.append(f'<path class="line" d="{_polyline(at(*p) for p in front)}"/>')
+    for x, y in (at(*p) for p in front):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+    for name, x, y in ((m[0], *at(*m[1:])) for m in marks):
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>' + _label(x + 8, y - 6, name))
+    parts.append(_label((left + width) / 2, height - 6, horizontal, "middle") + _label(6, 14, vertical))
+    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Parts
+# ---------------------------------------------------------------------------------------------
+
+
+def _axis(low: float, high: float) -> Place:
+    """From a value to its place on the horizontal axis of a tensor's picture."""
+    room = (high - low) or 1.0
+    return lambda value: _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / room
+
+
+def _svg(width: int, height: int, name: str, parts: Iterable[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"><title>{text(name)}</title>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}</text>'
+
+
+def _gridline(left: float, right: float, y: float, words: str) -> str:
+    line = f'<path class="rule" d="M{left} {y:.1f}H{right - _RIGHT}"/>'
+    return line + _label(left - 6, y + 4, words, "end")
+
+
+def _ticks(low: float, high: float, place: Place) -> list[str]:
+    """Numbers below the horizontal axis."""
+    return [_label(place(t), _HEIGHT - 6, f"{t:g}", "middle") for t in _nice(low, high, 5)]
+
+
+def _box(kind: str, start: float, end: float) -> str:
+    return f'<rect class="{kind}" x="{start:.1f}" y="{_TOP}" width="{end - start:.1f}" height="{_HEIGHT - _BOTTOM - _TOP}"/>'
+
+
+def _polyline(points: Iterable[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _nice(low: float, high: float, count: int) -> list[float]:
+    """About so many round numbers between two.
+
+    >>> _nice(0, 47, 5)
+    [0.0, 10.0, 20.0, 30.0, 40.0]
+    """
+    room = (high - low) / count
+    if not room > 0:
+        return [low]
+    unit = 10.0 ** math.floor(math.log10(room))
+    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= room)
+    return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

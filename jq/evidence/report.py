@@ -1,0 +1,280 @@
+"""Reports of what quantization did to each tensor: as text, JSON, and HTML (`page.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.calibration.stats import Stats
+from jq.evidence.lint import Finding
+from jq.evidence.page import page
+from jq.graph import Graph
+from jq.npu.constraints import Move, errors_of
+from jq.plan import Plan, QParams
+from jq.plan.scales import channel_axes
+from jq.util import files, markup
+
+_BINS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """A histogram of equal bins; values beyond the edges count in the first or last bin."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """How far a tensor of the quantized model is from the float one: `jq.compare` has the equations."""
+
+    cosine: float | None
+    l2: float
+    psnr: float | None  # dB
+    largest: float  # difference of an element
+    saturated: float  # part of the elements beyond the bounds
+    made: float | None  # SQNR of the tensor's own rounding alone, dB
+    own: float | None  # of the squared error, what that rounding makes; None where there is no error
+    clipped: float | None  # and what of that clipping makes
+    shift: float | None  # of the squared error, what the channels' means are
+    better: int | None  # an exponent that would halve what is made here
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One tensor."""
+
+    tensor: str
+    kind: str  # activation or weight
+    node: str  # that makes it, or first reads it
+    format: str
+    scale: float | None  # the largest, of several; None of formats that have none
+    exponent: int | None  # of a power of two
+    zero_point: int | None
+    low: float | None
+    high: float | None
+    sqnr: float | None  # signal to quantization noise, dB; infinite where nothing is lost
+    moves: tuple[str, ...]  # by which constraints its position was changed, and how
+    error: Deviation | None = None  # what `compare` measured
+    reason: str = ""
+    depth: int | None = None  # its place in the order of the graph
+    bounds: tuple[float, float] | None = None  # the least and the largest value that its codes stand for
+    values: Distribution | None = None  # of the float tensor, as it is before it is rounded
+    channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The evidence of a quantization; rows are sorted, the worst first."""
+
+    title: str
+    facts: Mapping[str, str]
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...]
+    findings: tuple[Finding, ...]
+    unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
+
+    def summary(self, count: int = 10) -> str:
+        """The facts, what constraints moved, and the worst tensors, as lines of text."""
+        lines = [self.title, *(f"  {k}: {v}" for k, v in self.facts.items())]
+        lines += [
+            f"  only in the {model} model: {len(names)} tensors" for model, names in self.unmatched.items() if names
+        ]
+        if self.moves:
+            lines += ["moved for the NPU:", *(f"  {m}" for m in self.moves[:count])]
+        if len(self.moves) > count:
+            lines.append(f"  and {len(self.moves) - count} more")
+        lines.append("tensors that lost most:")
+        for r in self.rows[:count]:
+            reason = f": {r.reason}" if r.reason else ""
+            lines.append(f"  {decibel(r.sqnr):>8} {r.kind:<10} {r.tensor} ({_scale(r)}){reason}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, strings and finite numbers: an infinite SQNR or PSNR, of no error, is None."""
+        return _finite(
+            {
+                "title": self.title,
+                "facts": dict(self.facts),
+                "tensors": [dataclasses.asdict(r) for r in self.rows],
+                "moves": [dataclasses.asdict(m) for m in self.moves],
+                "findings": [dataclasses.asdict(f) for f in self.findings],
+                "unmatched": {k: list(v) for k, v in self.unmatched.items()},
+            }
+        )
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON, atomically."""
+        files.write(path, json.dumps(self.to_dict(), indent=2, allow_nan=False))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as one HTML file that needs nothing else, atomically."""
+        files.write(path, page(self))
+
+    def _repr_html_(self) -> str:
+        rows = [(r.tensor, r.kind, _scale(r), decibel(r.sqnr), r.reason) for r in self.rows]
+        return markup.preview(self.title, ("tensor", "kind", "format", "SQNR", "reason"), rows)
+
+
+def report_of(
+    title: str,
+    graph: Graph,
+    plan: Plan,
+    stats: Stats | None,
+    facts: Mapping[str, str],
+    moves: Sequence[Move] = (),
+    findings: Sequence[Finding] = (),
+) -> Report:
+    """Return the report of a plan: what each tensor lost, as far as calibration measured it."""
+    error = errors_of(graph, plan, stats)
+    by_tensor: dict[str, list[str]] = {}
+    for move in moves:
+        by_tensor.setdefault(move.tensor, []).append(f"{move.rule}: 2^{-move.before} to 2^{-move.after}")
+    depths = {name: i for i, node in reversed([*enumerate(graph.nodes)]) for name in node.reads()}  # first readers
+    depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    axes = channel_axes(graph)
+    rows = [
+        _row(name, graph, plan, stats, _sqnr(error(name)), tuple(by_tensor.get(name, ())), depths.get(name), axes)
+        for name in plan
+    ]
+    return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
+
+
+def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Sort rows by their loss, damaged ones first.
+
+    Weights that a tool changed on purpose, whose distance is no loss, and rows without figures come last.
+    """
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return row.reason != "not finite", row.sqnr is None, row.reason == "changed", row.sqnr or 0.0
+
+    return tuple(sorted(rows, key=place))
+
+
+def _row(
+    name: str,
+    graph: Graph,
+    plan: Plan,
+    stats: Stats | None,
+    sqnr: float | None,
+    moves: tuple[str, ...],
+    depth: int | None,
+    axes: Mapping[str, int],
+) -> Row:
+    weight = name in plan.weights
+    node = graph.producer.get(name) or next(iter(graph.consumers.get(name, ())), None)
+    low, high, values, channels = None, None, None, None
+    if weight and graph.params[name].size:
+        array = graph.params[name]
+        low, high = float(np.min(array)), float(np.max(array))
+        values, channels = distribution(array), channel_ranges(array, axes.get(name))
+    elif stats is not None and name in stats.tensors:
+        low, high = stats.range(name)
+    return Row(
+        tensor=name,
+        kind="weight" if weight else "activation",
+        node=node.label if node else "",
+        **described(plan[name]),
+        low=low,
+        high=high,
+        sqnr=sqnr,
+        moves=moves,
+        depth=depth,
+        values=values,
+        channels=channels,
+    )
+
+
+def described(found: QParams | None) -> dict[str, Any]:
+    """The fields of a row that tell how a tensor is quantized."""
+    if found is None:
+        return {"format": "float", "scale": None, "exponent": None, "zero_point": None}
+    integers = isinstance(found.grid, Integer) and not found.dynamic
+    return {
+        "format": str(found.grid),
+        "scale": float(np.max(found.scale)) if integers else None,
+        "exponent": int(found.exponent) if integers and found.is_power_of_two else None,
+        "zero_point": int(np.max(found.zero_point)) if integers else None,
+        "bounds": ends_of(found),
+    }
+
+
+def ends_of(found: QParams) -> tuple[float, float] | None:
+    """The least and the largest value that codes stand for, if they are one grid's.
+
+    >>> from jq.arithmetic.formats import INT8
+    >>> ends_of(QParams(np.float32(0.5), np.int32(0), INT8))
+    (-64.0, 63.5)
+    """
+    if not isinstance(found.grid, Integer) or found.dynamic or np.ndim(found.scale):
+        return None
+    low, high = ((end - int(found.zero_point)) * float(found.scale) for end in (found.grid.qmin, found.grid.qmax))
+    return low, high
+
+
+def distribution(array: np.ndarray) -> Distribution | None:
+    """The histogram of an array; None where there are no finite values.
+
+    >>> found = distribution(np.float32([0, 1, 1]))
+    >>> found.low, found.high, found.counts[0], found.counts[-1]
+    (0.0, 1.0, 1, 2)
+    """
+    values = array.astype(np.float64).reshape(-1)
+    if not values.size or not np.isfinite(values).all():
+        return None
+    low, high = float(values.min()), float(values.max())
+    width = (high - low) / _BINS or 1.0
+    # Many times faster than np.histogram, which searches each value's bin.
+    index = np.minimum((values - low) / width, _BINS - 1).astype(np.intp)
+    return Distribution(low, high, tuple(np.bincount(index, minlength=_BINS).tolist()))
+
+
+def channel_ranges(array: np.ndarray, axis: int | None) -> tuple[tuple[float, float], ...] | None:
+    """The least and the largest value of each channel along an axis.
+
+    >>> channel_ranges(np.float32([[1, 2], [3, -4]]), 0)
+    ((1.0, 2.0), (-4.0, 3.0))
+    """
+    if axis is None or array.ndim < 2 or not array.size:
+        return None
+    rest = tuple(i for i in range(array.ndim) if i != axis)
+    return tuple(zip(array.min(rest).tolist(), array.max(rest).tolist(), strict=True))
+
+
+def decibel(value: float | None) -> str:
+    """A ratio as text.
+
+    >>> decibel(41.26), decibel(float("inf")), decibel(None)
+    ('41.3 dB', 'exact', '')
+    """
+    return "" if value is None else "exact" if value == math.inf else f"{value:.1f} dB"
+
+
+def _sqnr(error: float | None) -> float | None:
+    return None if error is None else math.inf if error <= 0 else -10 * math.log10(error)
+
+
+def _scale(row: Row) -> str:
+    if row.scale is None:
+        return row.format
+    return f"{row.format}, 2^{row.exponent}" if row.exponent is not None else f"{row.format}, {row.scale:.4g}"
+
+
+def _finite(value: Any) -> Any:
+    """Return the value without Infinity and NaN, which JSON lacks."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,436 @@
+"""Two models in one streaming pass: which tensors both have, what a batch shows of them, and the sums of all batches.
+
+Both are traced into one compiled step that takes a batch to a few sums per tensor and sample; the host adds them up in
+64 bits. No tensor outlives its reading, and memory does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jq.arithmetic import layout
+from jq.arithmetic.formats import Integer
+from jq.calibration.calibrate import narrow, types_of
+from jq.config import presets
+from jq.data.sources import Batch, Source, batches
+from jq.errors import DataError, ModelError
+from jq.evidence.report import ends_of
+from jq.exchange.quantized import split_quantizers
+from jq.graph import Graph
+from jq.graph.read import ModelLike, load
+from jq.npu.constraints import violations
+from jq.passes import simplify
+from jq.plan import Plan, QParams
+from jq.readings.fake import fake_quant
+from jq.readings.integer.recognition import rounded_grid
+from jq.readings.packing import pack
+from jq.readings.tracing import AnyOrder, Traced
+from jq.util.progress import progress_bar
+
+Array = Any
+Sums = dict[str, np.ndarray]
+
+_BATCH = 4  # samples per device and step
+_FIRST = 16  # samples that gains and bins are chosen from
+_BINS = 64
+_MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
+_BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
+_NEAR = (-2, -1, 1, 2)  # exponents tried beside a tensor's own
+_EQUALIZED = 0.5  # octaves that some channel is scaled by
+_EXPLAINED = 0.5  # of the error, the most that may be left when that is undone
+_OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
+_ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
+# What tools append to the name of a tensor, for what they make of it.
+_ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
+_TINY = 1e-30
+
+
+# ---------------------------------------------------------------------------------------------
+# Which tensors
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """Both models without their quantizers, and the plans of these."""
+
+    original: Graph
+    original_plan: Plan  # empty, if the model is a float one
+    quantized: Graph
+    plan: Plan
+
+    @classmethod
+    def of(cls, model: ModelLike, quantized: ModelLike) -> Pair:
+        """The pair of two models, which must have the same inputs."""
+        one, other = (split_quantizers(m if isinstance(m, Graph) else load(m)) for m in (model, quantized))
+        ours, theirs = ({v.name: v.dtype for v in g.inputs} for g in (one[0], other[0]))
+        if ours != theirs:
+            raise ModelError(
+                f"the models have different inputs: {', '.join(map(str, one[0].inputs))}; in the quantized one "
+                f"{', '.join(map(str, other[0].inputs))}. Compare a model with what was made of it"
+            )
+        return cls(*one, *other)
+
+    @functools.cached_property
+    def folded(self) -> Graph:
+        """The float model with the weights that quantizers see."""
+        return simplify(self.original)
+
+    @functools.cached_property
+    def weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """The quantized weights that the float model has too, as both have them."""
+        ours, theirs = self.folded.params, self.quantized.params
+        return {
+            k: (ours[k], q.given_back(theirs[k]))
+            for k, q in self.plan.weights.items()
+            if k in ours and ours[k].shape == theirs[k].shape and ours[k].size and k in self.quantized.consumers
+        }
+
+    @functools.cached_property
+    def equalized(self) -> bool:
+        """Whether some weight is another one, but for factors of its rows and columns."""
+        for x, back in self.weights.values():
+            plain = np.square(back - x).sum() if x.ndim > 1 else 0.0
+            if plain > _OTHER * np.square(x, dtype=np.float64).sum():
+                factors = outer_factors(x, back)
+                if np.square(back / factors - x).sum() < _EXPLAINED * plain:
+                    return True
+        return False
+
+    @functools.cached_property
+    def violations(self) -> int:
+        """How many of the NPU's constraints the plan breaks."""
+        return len(violations(self.quantized, self.plan, presets["XINT8"]))
+
+    def allows(self, tensor: str, found: QParams) -> bool:
+        """Whether the NPU could have the tensor quantized so, all others being as they are."""
+        return len(violations(self.quantized, self.plan.replace({tensor: found}), presets["XINT8"])) <= self.violations
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of both models."""
+
+    name: str  # in the float model
+    twin: str  # in the quantized one
+    channels: int  # along the second axis; 1 where that may have any length
+    depth: int  # its place in the order of the quantized model
+    found: QParams | None  # how the quantized model rounds it
+    coded: bool  # whether the quantized model has the codes
+
+
+def tried(found: QParams | None) -> tuple[int, ...]:
+    """By how much an exponent is changed, to see whether another is better; nothing where there is none."""
+    short = found is not None and isinstance(found.grid, Integer) and found.grid.bits <= 16
+    return _NEAR if found is not None and short and not found.dynamic and found.is_power_of_two else ()
+
+
+def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """The float tensors that the quantized model has too, by its names for them, in its order."""
+    ours, theirs = shapes
+    twins: dict[str, tuple[int, str]] = {}
+    for depth, name in enumerate(theirs):
+        stem = stem_of(name, ours)
+        if stem is not None and ours[stem].shape == theirs[name].shape:
+            twins[stem] = depth, name  # of several forms the last, which is the one that is read
+    found = []
+    for name, (depth, twin) in twins.items():
+        qparams, coded = pair.plan.activations.get(twin), False
+        if not jnp.issubdtype(theirs[twin].dtype, jnp.floating):
+            qparams, coded = _grid(pair.quantized, twin), True
+            if qparams is None:
+                continue
+        shape, declared = tuple(ours[name].shape), pair.original.values.get(name)
+        fixed = declared is not None and declared.shape is not None and len(shape) == len(declared.shape) > 1
+        channels = shape[1] if fixed and isinstance(declared.shape[1], int) else 1  # type: ignore[union-attr,index]
+        found.append(Tensor(name, twin, channels, depth, qparams, coded))
+    return found
+
+
+def stem_of(name: str, known: Mapping[str, Any]) -> str | None:
+    """The float model's name of a tensor."""
+    while name not in known:
+        ending = next((e for e in _ENDINGS if name.endswith(e)), None)
+        if ending is None:
+            return None
+        name = name.removesuffix(ending)
+    return name
+
+
+def _grid(graph: Graph, name: str) -> QParams | None:
+    """What the codes that an integer operator makes stand for."""
+    grid = rounded_grid(graph, graph.producer[name]) if name in graph.producer else None
+    return None if grid is None else QParams(np.float32(grid.scale), np.int32(grid.zero_point), grid.codes)
+
+
+def activations(graph: Graph) -> list[str]:
+    """The tensors that are computed, and the inputs."""
+    return [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
+
+
+# ---------------------------------------------------------------------------------------------
+# One batch
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A batch to the sums of each of its samples, compiled."""
+
+    pair: Pair
+    tensors: tuple[Tensor, ...]
+    known: Mapping[str, np.ndarray]  # inputs that decide shapes, the same for all samples
+    mesh: Mesh
+    size: int  # samples per batch
+    wide: bool
+
+    @classmethod
+    def of(cls, pair: Pair, source: Source, mesh: Mesh) -> Step:
+        """The step for data like the source's."""
+        readers = [_tapped(g, p, activations(g)) for g, p in _graphs(pair)]
+        static = set().union(*(r.static_inputs for r in readers))
+        known = {k: v for k, v in source.head.items() if k in static}
+        with types_of(wide := any(r.wide for r in readers)):
+            feed = {k: narrow(v) for k, v in source.head.items() if k not in known}
+            shapes = [
+                jax.eval_shape(
+                    lambda params, inputs, r=r, p=p: _arrays(r(params, inputs | known, p)[1]), dict(g.params), feed
+                )
+                for r, (g, p) in zip(readers, _graphs(pair), strict=True)
+            ]
+        floats = {k: v for k, v in shapes[0].items() if jnp.issubdtype(v.dtype, jnp.floating) and v.size}
+        # In the order of the graph, which the dict that comes back is not in.
+        theirs = {k: shapes[1][k] for k in activations(pair.quantized) if k in shapes[1]}
+        tensors = _shared_tensors(pair, ({k: floats[k] for k in activations(pair.original) if k in floats}, theirs))
+        if not tensors:
+            raise ModelError("the models have no tensor of one name and shape: is one made of the other?")
+        return cls(pair, tuple(tensors), known, mesh, _BATCH * mesh.shape[mesh.axis_names[0]], wide)
+
+    def __call__(self, batch: Batch, places: Mapping[str, Sums]) -> dict[str, Sums]:
+        """The sums of each tensor, led by an axis of the samples."""
+        for name, value in self.known.items():
+            if not (batch.inputs[name] == value).all():
+                raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
+        split = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
+        with types_of(self.wide):
+            inputs = {k: jax.device_put(narrow(v), split) for k, v in batch.inputs.items() if k not in self.known}
+            return jax.tree.map(np.asarray, self._compiled(self._params, inputs, dict(places)))
+
+    @functools.cached_property
+    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
+        one, other = (pack(graph, mesh=self.mesh) for graph, _ in _graphs(self.pair))
+        # What both models have is one array: XLA computes what is the same in both once, and so alike.
+        same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
+        other = {k: one[k] if k in same else v for k, v in other.items()}
+        return one, other, self.pair.plan, {t.name: t.found for t in self.tensors if t.found is not None}
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        whole, split = PartitionSpec(), PartitionSpec(self.mesh.axis_names[0])
+        spread = jax.shard_map(
+            self._share, mesh=self.mesh, in_specs=(whole, split, whole), out_specs=split, check_vma=False
+        )
+        return jax.jit(spread)
+
+    def _share(self, params: Any, inputs: Any, places: Any) -> Any:
+        """The sums of one device's samples, taken one at a time."""
+        graphs = _graphs(self.pair)
+        ours = _tapped(*graphs[0], [t.name for t in self.tensors])
+        theirs = _tapped(*graphs[1], [t.twin for t in self.tensors])
+
+        def take(_: None, sample: Any) -> tuple[None, Any]:
+            feed = {**sample, **self.known}
+            one, other, plan, found = params
+            x = ours(one, feed, self.pair.original_plan)[1]
+            y = theirs(other, feed, plan)[1]
+            return None, {
+                t.name: _sums(t, x[t.name], y[t.twin], found.get(t.name), places[t.name]) for t in self.tensors
+            }
+
+        return lax.scan(take, None, inputs)[1]
+
+
+def _graphs(pair: Pair) -> tuple[tuple[Graph, Plan], tuple[Graph, Plan]]:
+    """Each model with its plan."""
+    return (pair.original, pair.original_plan), (pair.quantized, pair.plan)
+
+
+def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
+    """The graph as a function that gives these tensors too, in whatever order they lie."""
+    return fake_quant(graph, taps=dict.fromkeys(names, AnyOrder(lambda x: x))).traced(plan)
+
+
+def _arrays(tapped: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors among what was tapped, in ONNX's order."""
+    plain = {k: layout.plain(v) for k, v in tapped.items()}
+    return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
+
+
+def _sums(tensor: Tensor, x: Any, y: Any, found: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
+    """What one sample of a tensor shows; see `compare` for the equations."""
+    last = layout.is_last(x) and layout.is_last(y)
+    x, y = ((layout.raw if last else layout.plain)(v) for v in (x, y))
+    x = x.astype(jnp.float32)
+    if tensor.coded:
+        assert found is not None
+        y = (y.astype(jnp.float32) - found.zero_point) * found.scale
+    axis = x.ndim - 1 if last else 1
+    along = [-1 if i == axis else 1 for i in range(x.ndim)] if tensor.channels > 1 else [1] * x.ndim
+    rest = tuple(i for i in range(x.ndim) if i != axis or tensor.channels == 1)
+    gain = place["gain"].reshape(along)
+    scaled, y = x * gain, y.astype(jnp.float32)
+    lost = y / gain - x
+
+    def own(q: QParams) -> Array:
+        return q.fake_quant(scaled, axis if q.axis is not None and last else None) / gain - x
+
+    def squared(v: Array) -> Array:
+        return jnp.sum(v * v)
+
+    made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
+    if found is not None:
+        made = own(found)
+        ends = None if tensor.found is None else ends_of(tensor.found)
+        if ends is not None:
+            beyond = (scaled < ends[0]) | (scaled > ends[1])
+            unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
+    # Whether there is an exponent is known of the tensor's own, not while tracing.
+    near = [dataclasses.replace(found, scale=found.scale * 2.0**k) for k in tried(tensor.found) if found is not None]
+    values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
+    channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
+    return {
+        "values": jnp.stack(values),
+        "near": jnp.stack([squared(own(q)) for q in near]) if near else jnp.zeros(0),
+        "channels": jnp.stack([jnp.atleast_1d(c) for c in channels]),
+        "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
+        "counts": _counts(scaled, place["edges"]),
+        "size": jnp.float32(x.size),
+    }
+
+
+def _counts(x: Array, edges: Array) -> Array:
+    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones."""
+    low, high = edges
+    index = jnp.floor((x.reshape(-1) - low) * (_BINS / (high - low)))
+    return jnp.zeros(_BINS, jnp.int32).at[jnp.clip(index, 0, _BINS - 1).astype(jnp.int32)].add(1)
+
+
+def _identical(one: Any, other: Any) -> bool:
+    arrays = [layout.raw(v) for v in (one, other)]
+    alike = type(one) is type(other) and arrays[0].shape == arrays[1].shape and arrays[0].dtype == arrays[1].dtype
+    return alike and np.asarray(arrays[0]).tobytes() == np.asarray(arrays[1]).tobytes()
+
+
+# ---------------------------------------------------------------------------------------------
+# All batches
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Total:
+    """The sums of all samples of a tensor."""
+
+    sums: Sums
+    edges: tuple[float, float]
+    gains: np.ndarray  # by which the quantized model has each channel scaled
+    l2: float  # of each sample, added up
+    samples: int
+
+
+def added_up(step: Step, source: Source) -> dict[str, Total]:
+    """The sums of all samples. The first of them are read twice, as they say where bins lie and what gains are."""
+    places = {
+        t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors
+    }
+    totals: dict[str, Total] = {}
+    with progress_bar("compare", source.length) as advance, contextlib.closing(batches(source, step.size)) as stream:
+        first = list(itertools.islice(stream, math.ceil(_FIRST / step.size)))
+        for batch in first:
+            for name, sums in step(batch, places).items():
+                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
+        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
+        for batch in itertools.chain(first, stream):
+            seen = step(batch, places)
+            for name, sums in seen.items():
+                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
+            advance(int(batch.valid.sum()))
+    return totals
+
+
+def _merged(sums: Sums, valid: np.ndarray) -> Sums:
+    """The samples of a batch that are there, added up in 64 bits."""
+    kept = {k: v[valid].astype(np.float64) for k, v in sums.items()}
+    low, high, largest = kept.pop("extremes").T
+    return {k: v.sum(0) for k, v in kept.items()} | {"extremes": np.array([low.min(), high.max(), largest.max()])}
+
+
+def _joined(before: Total | None, sums: Sums, valid: np.ndarray, place: Sums) -> Total:
+    new = _merged(sums, valid)
+    with np.errstate(invalid="ignore"):
+        l2 = float(np.sqrt(sums["values"][valid, 0].astype(np.float64)).sum())
+    count = int(valid.sum())
+    if before is None:
+        low, high = map(float, place["edges"])
+        return Total(new, (low, high), place["gain"].astype(np.float64), l2, count)
+    (a, b, c), (d, e, f) = before.sums["extremes"], new["extremes"]
+    added = {k: v + new[k] for k, v in before.sums.items()} | {"extremes": np.array([min(a, d), max(b, e), max(c, f)])}
+    return dataclasses.replace(before, sums=added, l2=before.l2 + l2, samples=before.samples + count)
+
+
+def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
+    """Where the bins of a tensor lie, and the gains of its channels, as the first samples show them."""
+    low, high, _ = first["extremes"]
+    if not (np.isfinite(low) and np.isfinite(high)):
+        low, high = 0.0, 1.0
+    public = {v.name for v in (*pair.original.inputs, *pair.original.outputs)}
+    alike = tensor.name in public or not pair.equalized
+    gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
+    ends = None if tensor.found is None else ends_of(tensor.found)
+    if (gains != 1).any():  # where the scaled values end is not known, but far beyond the codes no one looks
+        low, high = min(0.0, low * gains.max()), max(0.0, high * gains.max())
+        low, high = (low, high) if ends is None else (max(low, _BEYOND * ends[0]), min(high, _BEYOND * ends[1]))
+    # Bins of float32 that are wide enough to be told apart.
+    room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, _TINY)
+    return {"gain": gains.astype(np.float32), "edges": np.array([low - room, high + room], np.float32)}
+
+
+def _gains(channels: np.ndarray, size: float) -> np.ndarray:
+    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error.
+
+    Of least squares on what is not clipped; a channel that hardly shows above the noise gets the mean of all.
+    """
+    xx, xy, yy, _, unclipped_xx, unclipped_xy = channels
+    ones = np.ones_like(xx)
+    if not np.isfinite(channels).all() or not unclipped_xy.sum() > 0:
+        return ones
+    noise = np.sum(yy - np.divide(xy**2, xx, out=np.zeros_like(xx), where=xx > 0)) / size
+    mean = unclipped_xy.sum() / unclipped_xx.sum()
+    power, product = unclipped_xx + max(noise, _TINY), unclipped_xy + max(noise, _TINY) * mean
+    gains = np.where(product > 0, product / power, mean)
+    # In units of the float model's channels, lest one large gain decides.
+    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (ones, gains))
+    scaled = np.abs(np.log2(gains)).max() > _EQUALIZED
+    return gains if scaled and fitted < _EXPLAINED * plain else ones
+
+
+def outer_factors(x: np.ndarray, back: np.ndarray) -> np.ndarray:
+    """The factors of a weight's rows and of its columns that are nearest to what was made of it, multiplied."""
+    factors = np.ones((1,) * x.ndim)
+    for axis in (0, 1) * _ROUNDS:
+        rest = tuple(i for i in range(x.ndim) if i != axis)
+        fitted = x * factors
+        power, product = (np.sum(v, rest, keepdims=True) for v in (fitted**2, fitted * back))
+        factors = factors * np.divide(product, power, out=np.ones_like(power), where=(power > 0) & (product > 0))
+    return factors

@@ -1,0 +1,1 @@
+"""Quantized models out and in: export, import, QOperator and conversions."""

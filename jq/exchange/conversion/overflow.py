@@ -1,0 +1,53 @@
+"""Activations beyond a floating-point type's largest number, found on data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jq.arithmetic.formats import Float
+from jq.data.sources import open_source
+from jq.exchange.conversion.precision import matches_any
+from jq.graph import Graph
+from jq.readings.tracing import trace
+
+
+def overflowing(graph: Graph, format: Float, data: Any, *, exclude: Collection[str] = ()) -> dict[str, float]:
+    """Return the largest magnitude on `data` of every float32 tensor that is beyond a type's largest number.
+
+    `data` is what `jq.calibrate` takes. Tensors that only excluded nodes make and read are left out, and those inside
+    If, Loop and Scan are not looked at.
+
+    >>> import jq
+    >>> from jq.arithmetic.formats import FLOAT16
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> overflowing(graph, FLOAT16, images[:4])
+    {}
+    >>> sorted(overflowing(graph, FLOAT16, images[:4] * 1e5))[:2]
+    ['input', 'logits']
+    """
+    inside = {n for n in graph.nodes if matches_any(n, exclude)}
+    tensors = [v.name for v in graph.inputs] + [o for n in graph.nodes for o in n.outputs if o]
+    around = {
+        t: {*graph.consumers.get(t, ())} | ({graph.producer[t]} if t in graph.producer else set()) for t in tensors
+    }
+    watched = [
+        t
+        for t in tensors
+        if (v := graph.values.get(t)) is not None and v.dtype == np.float32 and not v.containers and around[t] - inside
+    ]
+    if not watched:
+        return {}
+    fn, found = trace(graph, taps=dict.fromkeys(watched, _magnitude)), dict.fromkeys(watched, 0.0)
+    for feed in open_source(data, graph.inputs).feeds():
+        _, tapped = fn(graph.params, feed)
+        found |= {name: max(found[name], float(largest)) for name, largest in tapped.items()}
+    return {k: v for k, v in found.items() if v > format.largest}
+
+
+def _magnitude(x: Any) -> Any:
+    return jnp.max(jnp.abs(x), initial=0)

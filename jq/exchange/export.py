@@ -1,0 +1,289 @@
+"""Export of a graph and its plan as an ONNX model for runtimes and the NPU's compiler.
+
+Tensor names are those of the vendor's tool: `x_QuantizeLinear_Output`, `x_DequantizeLinear_Output`, `w_quantized`,
+`x_scale`, `x_zero_point`; an output of the graph keeps its name after its dequantization.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from jq.arithmetic.formats import Block, Float, Integer
+from jq.errors import ConfigError, suggest
+from jq.exchange.qoperator import to_qoperator
+from jq.graph import Graph, Node
+from jq.graph.domains import CONTRIB, MICROSOFT, VITIS
+from jq.graph.edit import fresh, reading
+from jq.graph.schemas import defaults
+from jq.graph.unused import remove_unused
+from jq.graph.write import finished
+from jq.passes.opset import with_opset
+from jq.plan import Plan, QParams
+from jq.readings.fake import as_planned
+
+Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
+
+
+def export(
+    graph: Graph,
+    plan: Plan,
+    *,
+    params: Mapping[str, Any] | None = None,
+    format: Format = "qdq",
+    path: str | os.PathLike[str] | None = None,
+    opset: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> ModelProto:
+    """Return the quantized model, and write it to `path`, atomically, if one is given.
+
+    `format` is "qdq"; "qoperator", where onnxruntime has an integer operator for a node and its rounding; or, for
+    AMD's older flow, "vitis_qdq" or "fix_neuron". The opset is 17, or the model's own if that is higher, or `opset`.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    >>> plan = jq.make_plan(graph, jq.calibrate(graph, jq.zoo.calibration_set()[0][:16]))
+    >>> sum(n.op_type == "QuantizeLinear" for n in jq.export(graph, plan).graph.node)
+    26
+    """
+    quantized = quantized_graph(graph, plan, params, format, opset)
+    return finished(quantized.replace(metadata={**graph.metadata, **(metadata or {})}), path)
+
+
+def quantized_graph(
+    graph: Graph, plan: Plan, params: Mapping[str, Any] | None = None, format: Format = "qdq", opset: int | None = None
+) -> Graph:
+    """Return the graph with the plan written out as quantizer nodes."""
+    check_format(format)
+    arrays = {k: np.asarray(v) for k, v in (params or {}).items()}
+    graph = as_planned(graph.with_arrays({**graph.arrays, **arrays}), plan)
+    graph = explicit(with_opset(graph, opset))
+    writer = _Writer(graph, format)
+    for name in plan.weights:
+        if name in graph.params:
+            writer.weight(name, plan[name])
+    for name in plan.activations:
+        writer.activation(name, plan[name])
+    quantized = remove_unused(writer.finish())
+    return remove_unused(to_qoperator(quantized)) if format == "qoperator" else quantized
+
+
+def check_format(format: str) -> None:
+    """Raise a ConfigError for an unknown format."""
+    known = get_args(Format)
+    if format not in known:
+        raise ConfigError(f"no format {format!r}; there are {', '.join(known)}.{suggest(str(format), known)}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Quantizers as nodes
+# ---------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Collects the nodes and arrays of quantizers, and which tensor is read instead of which."""
+
+    def __init__(self, graph: Graph, format: Format) -> None:
+        self.graph, self.format = graph, format
+        self.taken = set(graph.tensors)
+        self.labels = {n.name for n in graph.nodes}
+        self.arrays = dict(graph.arrays)
+        self.head: list[Node] = []  # of weights and inputs
+        self.behind: dict[str, list[Node]] = {}  # of what a node makes, by its name there
+        self.readers: dict[str, str] = {}
+        self.made: dict[str, str] = {}
+        self.domains: dict[str, int] = {}
+
+    def weight(self, name: str, found: QParams) -> None:
+        """A weight as its codes, dequantized."""
+        array, grid = np.asarray(self.arrays[name], np.float32), found.grid
+        if isinstance(grid, Integer) and self.format != "fix_neuron":
+            codes = self._name(f"{name}_quantized")
+            self.arrays[codes] = found.stored(array)
+            self.head.append(self._dequantize(name, codes, found))
+        elif isinstance(grid, Float):
+            codes = self._name(f"{name}_quantized")
+            largest = grid.largest if grid.saturates else np.inf
+            self.arrays[codes] = np.clip(array, -largest, largest).astype(grid.dtype)
+            self.head.append(self._cast(codes, self._read(name), TensorProto.FLOAT))
+        else:
+            if isinstance(grid, Integer):  # whose ends FixNeuron does not know
+                self.arrays[name] = found.given_back(array).astype(np.float32)
+            self.head += self._pair(name, name, found)
+
+    def activation(self, name: str, found: QParams) -> None:
+        """A quantizer between what makes a tensor and all its readers."""
+        if name in self.graph.output_names and name in self.graph.producer:
+            source = self.made[name] = self._name(f"{name}_QuantizeLinear_Input")
+            self.readers[name] = name
+        else:
+            source = name
+        nodes = self._pair(name, source, found)
+        if name in self.graph.producer:
+            self.behind[name] = nodes
+        else:
+            self.head += nodes
+
+    def finish(self) -> Graph:
+        """The graph with all of them."""
+        nodes, labels = list(self.head), set[str]()
+        for node in self.graph.nodes:
+            outputs = tuple(self.made.get(o, o) for o in node.outputs)
+            # onnxruntime wants different ones.
+            name = fresh(node.name, self.labels) if node.name in labels else node.name
+            labels |= {name} - {""}
+            nodes.append(reading(node, self.readers).replace(outputs=outputs, name=name))
+            nodes += [made for output in node.outputs for made in self.behind.get(output, ())]
+        opsets = {**self.graph.opsets, **self.domains}
+        return self.graph.with_arrays(self.arrays, nodes=tuple(nodes), opsets=opsets)
+
+    def _pair(self, name: str, source: str, found: QParams) -> list[Node]:
+        """Return the nodes that round a tensor: mostly two."""
+        grid, result = found.grid, self._read(name)
+        if isinstance(grid, Block):
+            from jq.ops.blocks import node_of  # the op table is not loaded with the package
+
+            op_type, domain, attrs = node_of(grid, -1 if found.axis is None else found.axis)
+            return [self._node(op_type, (source,), (result,), attrs, f"{name}_{op_type}", domain)]
+        if isinstance(grid, Float):
+            inner, nodes = self._name(f"{name}_QuantizeLinear_Output"), list[Node]()
+            if grid.saturates:
+                nodes.append(self._saturate(name, source, grid.largest))
+                source = nodes[-1].outputs[0]
+            kind = helper.np_dtype_to_tensor_dtype(grid.dtype)
+            return [*nodes, self._cast(source, inner, kind), self._cast(inner, result, TensorProto.FLOAT)]
+        codes = self._name(f"{name}_QuantizeLinear_Output")
+        if found.dynamic:
+            scale, zero_point = (self._name(f"{name}_{part}") for part in ("scale", "zero_point"))
+            outputs = (codes, scale, zero_point)
+            return [
+                self._node("DynamicQuantizeLinear", (source,), outputs, {}, f"{name}_QuantizeLinear"),
+                self._node("DequantizeLinear", outputs, (result,), {}, f"{name}_DequantizeLinear"),
+            ]
+        if self.format == "fix_neuron" and not found.is_power_of_two:
+            shown = "one per channel" if np.ndim(found.scale) else found.scale
+            raise ConfigError(
+                f"format 'fix_neuron' holds one power of two per tensor, but the scale of {name!r} is {shown}; "
+                "quantize with scale='power_of_two', or take another format"
+            )
+        parameters = self._parameters(name, found)
+        if self.format == "fix_neuron":
+            position = {"bit_width": grid.bits, "pos": -int(found.exponent)}
+            return [self._node("FixNeuron", (source, *parameters), (result,), position, f"{name}_FixNeuron", CONTRIB)]
+        quantize = self._quantizer("QuantizeLinear", (source, *parameters), codes, f"{name}_QuantizeLinear", found)
+        return [quantize, self._dequantize(name, codes, found, parameters)]
+
+    def _saturate(self, name: str, source: str, largest: float) -> Node:
+        result = self._name(f"{name}_Clip_Output")
+        if self.graph.opset() < 11:
+            return self._node("Clip", (source,), (result,), {"min": -largest, "max": largest}, f"{name}_Clip")
+        ends = (("lowest", -largest), ("largest", largest))
+        bounds = (self._constant(f"{name}_{end}", np.float32(value)) for end, value in ends)
+        return self._node("Clip", (source, *bounds), (result,), {}, f"{name}_Clip")
+
+    def _dequantize(self, name: str, codes: str, found: QParams, parameters: tuple[str, ...] = ()) -> Node:
+        parameters = parameters or self._parameters(name, found)
+        inputs = (codes, *parameters)
+        return self._quantizer("DequantizeLinear", inputs, self._read(name), f"{name}_DequantizeLinear", found)
+
+    def _quantizer(self, op_type: str, inputs: tuple[str, ...], output: str, name: str, found: QParams) -> Node:
+        attrs = {} if found.axis is None else {"axis": found.axis}
+        if attrs and inputs[0] in self.arrays:
+            attrs["axis"] %= self.arrays[inputs[0]].ndim
+        domain = ""
+        assert isinstance(found.grid, Integer)
+        if self.format == "vitis_qdq":
+            op_type, domain = f"Vitis{op_type}", VITIS
+        elif found.grid.bits not in (8, 32) and self.graph.opset() < 21:
+            domain = MICROSOFT
+        return self._node(op_type, inputs, (output,), attrs, name, domain)
+
+    def _parameters(self, name: str, found: QParams) -> tuple[str, str]:
+        assert isinstance(found.grid, Integer)
+        scale = self._constant(f"{name}_scale", np.asarray(found.scale, np.float32))
+        return scale, self._constant(f"{name}_zero_point", np.asarray(found.zero_point).astype(found.grid.dtype))
+
+    def _cast(self, source: str, result: str, kind: int) -> Node:
+        return self._node("Cast", (source,), (result,), {"to": kind}, f"{result}_Cast")
+
+    def _node(
+        self,
+        op_type: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        attrs: Mapping[str, Any],
+        name: str,
+        domain: str = "",
+    ) -> Node:
+        if domain:
+            self.domains[domain] = 1
+        return Node(op_type, inputs, outputs, attrs, fresh(name, self.labels), domain)
+
+    def _constant(self, name: str, array: np.ndarray | np.generic) -> str:
+        name = self._name(name)
+        self.arrays[name] = np.asarray(array)
+        return name
+
+    def _read(self, name: str) -> str:
+        """The tensor that readers of this one get."""
+        if name not in self.readers:
+            self.readers[name] = self._name(f"{name}_DequantizeLinear_Output")
+        return self.readers[name]
+
+    def _name(self, name: str) -> str:
+        return fresh(name, self.taken)
+
+
+# ---------------------------------------------------------------------------------------------
+# Attributes
+# ---------------------------------------------------------------------------------------------
+
+_EXPLICIT = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MaxPool", "AveragePool", "LpPool", "HardSigmoid", "LeakyRelu", "Softmax"}
+)
+
+
+def explicit(graph: Graph) -> Graph:
+    """Return the graph with every attribute of convolutions, pools and matrix products written out.
+
+    The NPU's provider aborts where one is left to its default. Pads are counted out where shapes are known.
+    """
+    nodes: dict[Node, Node | None] = {}
+    for node in graph.nodes:
+        if node.op_type in _EXPLICIT and not node.domain and (attrs := _written_out(graph, node)) != dict(node.attrs):
+            nodes[node] = node.replace(attrs=attrs)
+    return graph.edit(nodes) if nodes else graph
+
+
+def _written_out(graph: Graph, node: Node) -> dict[str, Any]:
+    attrs = dict(defaults(node.op_type, node.domain, graph.opset())) | dict(node.attrs)
+    weight = graph.values.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    if node.op_type in ("Conv", "ConvTranspose") and weight is not None and weight.shape is not None:
+        attrs.setdefault("kernel_shape", weight.shape[2:])
+    kernel = attrs.get("kernel_shape")
+    if kernel is None or not all(isinstance(k, int) for k in kernel):
+        return attrs
+    rank = len(kernel)
+    attrs.setdefault("strides", (1,) * rank)
+    if node.op_type in ("Conv", "ConvTranspose", "MaxPool") or "dilations" in attrs or graph.opset() >= 19:
+        attrs.setdefault("dilations", (1,) * rank)
+    if node.op_type == "ConvTranspose":
+        attrs.setdefault("output_padding", (0,) * rank)
+    same = attrs.get("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    source = graph.values.get(node.inputs[0])
+    dims = source.shape[2:] if source is not None and source.shape is not None else ()
+    spatial = [d for d in dims if isinstance(d, int)]
+    if same and (node.op_type == "ConvTranspose" or not dims or len(spatial) < len(dims)):
+        return attrs
+    if same:
+        from jq.ops.convolutions import windows
+
+        _, _, pads = windows(spatial, kernel, attrs["strides"], attrs.get("dilations"), None, attrs["auto_pad"])
+        attrs["pads"] = (*(lo for lo, _ in pads), *(hi for _, hi in pads))
+    attrs["auto_pad"] = "NOTSET"
+    attrs.setdefault("pads", (0,) * (2 * rank))
+    return attrs

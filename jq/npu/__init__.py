@@ -1,0 +1,1 @@
+"""Everything known of the chips: facts, targets, support, rewrites, forms and constraints."""

@@ -1,0 +1,38 @@
+"""A BatchNormalization that no linear operator takes in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.graph.edit import fresh
+from jq.npu.rewrites.edits import Applies, candidates, everywhere, static_shape, substitute
+from jq.ops.linear import scale_and_shift
+
+
+def batchnorm_to_conv(graph: Graph, applies: Applies = everywhere) -> Graph:
+    """The graph with each BatchNormalization of an image as a depthwise 1x1 Conv.
+
+    An epsilon that the node does not state is ONNX's 1e-5; the vendor's tool takes 1e-10.
+    """
+    taken = set(graph.tensors)
+    nodes: dict[Node, Sequence[Node]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in candidates(graph, applies, "BatchNormalization"):
+        found = scale_and_shift(graph, node)
+        if found is None or static_shape(graph, node.inputs[0], 4) is None:
+            continue
+        dtype = graph.values[node.inputs[0]].dtype  # since opset 15 the statistics may have another
+        scale, centre, shift = found
+        with np.errstate(all="ignore"):
+            weight, bias = scale.astype(dtype), (shift - centre * scale).astype(dtype)
+        if not np.isfinite(weight).all() or not np.isfinite(bias).all():
+            continue
+        output, channels = node.outputs[0], weight.size
+        names = fresh(f"{output}weights", taken), fresh(f"{output}bias", taken)
+        arrays |= {names[0]: weight.reshape(channels, 1, 1, 1), names[1]: bias}
+        attrs = {"group": channels, "kernel_shape": (1, 1), "strides": (1, 1)}
+        nodes[node] = (Node("Conv", (node.inputs[0], *names), (output,), attrs, name=node.name),)
+    return substitute(graph, nodes, arrays)

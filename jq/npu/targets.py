@@ -1,0 +1,113 @@
+"""How a chip computes, as data: the interpreter takes it as an argument.
+
+The values for AMD's NPU are those of the vendor's public reference emulators, not measurements of silicon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from jq.arithmetic.numerics import Mode
+from jq.errors import ConfigError, suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialSums:
+    """16-bit partial sums: the input channels in two halves, each added up in chunks and rounded in between."""
+
+    shift: int
+    chunks: int  # in each half
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.shift <= 16 and self.chunks >= 1):
+            raise ConfigError(f"{self}: the shift is of 0 to 16 bits, and there is at least one chunk")
+
+
+_BITS = {"bias_guard": 8, "add_guard": 16, "slope_shift": 16, "lerp_bits": 15}  # at most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a chip does where chips differ. A fifth one is `dataclasses.replace(AIE2_X1, name=..., ...)`.
+
+    >>> dataclasses.replace(AIE2_X1, name="floors", rounding="floor").rounding
+    'floor'
+    """
+
+    name: str
+    rounding: Mode  # of what leaves an operator
+    bias_guard: int | None = None  # bits that a bias keeps below the products' grid; None for all
+    add_guard: int | None = None  # bits that the operands of a sum keep below the coarsest's grid; None for all
+    reciprocals: bool = True  # means are a multiplication and a shift, and count the padding; else a division
+    slope: Fraction | None = None  # of every LeakyRelu; None for the model's own
+    slope_shift: int | None = None  # a slope is a whole number of 2**-slope_shift; None for the number as stored
+    relu6: int | None = None  # the constant that stands for 6, at whatever position; None for 6 itself
+    relu6_position: int = 4  # the finest position at which that constant is applied
+    hard_sigmoid: tuple[int, int] | None = None  # 1/6 as a multiplier and a shift; None for the float function
+    lerp_bits: int | None = None  # of the weights of bilinear resizing; None for exact ones
+    bfloat16_softmax: bool = False  # exponentials and products in bfloat16; else the float function
+    requantize: Literal["shift", "significand", "float32"] = "shift"  # by a scale that is no power of two
+    partial_sums: PartialSums | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounding not in get_args(Mode):
+            raise ConfigError(f"target {self.name!r}: no rounding {self.rounding!r}; there are {get_args(Mode)}")
+        if self.requantize not in ("shift", "significand", "float32"):
+            raise ConfigError(f"target {self.name!r}: no way to requantize {self.requantize!r}")
+        for field, most in _BITS.items():
+            bits = getattr(self, field)
+            if bits is not None and not (isinstance(bits, int) and 0 <= bits <= most):
+                raise ConfigError(f"target {self.name!r}: {field}={bits}; it is None or of 0 to {most} bits")
+        if self.lerp_bits is not None and self.lerp_bits < 7:
+            raise ConfigError(f"target {self.name!r}: lerp_bits={self.lerp_bits}; it is None or of 7 to 15 bits")
+        if self.slope is not None and not (isinstance(self.slope, Fraction) and 0 <= self.slope <= 1):
+            raise ConfigError(f"target {self.name!r}: slope={self.slope!r}; it is None or a Fraction from 0 to 1")
+        if self.relu6 is not None and not isinstance(self.relu6, int):
+            raise ConfigError(f"target {self.name!r}: relu6={self.relu6!r}; it is None or an integer")
+        if self.hard_sigmoid is not None and not (
+            0 < self.hard_sigmoid[0] < 1 << 12 and 0 <= self.hard_sigmoid[1] < 32
+        ):
+            raise ConfigError(
+                f"target {self.name!r}: hard_sigmoid={self.hard_sigmoid}; a multiplier of 12 bits and a shift"
+            )
+
+
+# onnxruntime on the QDQ model: exact but for what float32 loses.
+ORT = Target(name="ort", rounding="half_even", reciprocals=False, requantize="float32")
+
+# The DPUs of Vitis AI up to 3.5.
+DPU = Target(
+    name="dpu",
+    rounding="half_up",
+    bias_guard=1,
+    add_guard=2,
+    slope=Fraction(26, 256),
+    slope_shift=8,
+    relu6=96,
+    hard_sigmoid=(2731, 14),
+    lerp_bits=15,
+    bfloat16_softmax=True,
+)
+
+# The AI engines of Ryzen AI: the backend of Phoenix, and what is probably that of Strix.
+AIE2_X1 = dataclasses.replace(DPU, name="aie2_x1", bias_guard=None, add_guard=7, slope=None, requantize="significand")
+AIE2_EVEN = dataclasses.replace(AIE2_X1, name="aie2_even", rounding="half_even")
+
+TARGETS: Mapping[str, Target] = MappingProxyType({t.name: t for t in (ORT, DPU, AIE2_X1, AIE2_EVEN)})
+
+
+def target_of(target: str | Target) -> Target:
+    """The target of that name.
+
+    >>> target_of("dpu").add_guard
+    2
+    """
+    if isinstance(target, Target):
+        return target
+    if target not in TARGETS:
+        raise ConfigError(f"no target {target!r}; there are {', '.join(TARGETS)}.{suggest(str(target), TARGETS)}")
+    return TARGETS[target]

@@ -1,0 +1,1 @@
+"""Integers with an exact scale, and the sums, products and roundings that integer rules share."""

@@ -1,0 +1,354 @@
+"""The op table: `@op` binds a rule to an ONNX operator.
+
+A rule is a plain function. Its positional parameters are the operator's inputs, in order, and its
+keyword-only parameters are the attributes it reads. So a rule for both forms of an axes argument is
+
+    @op("Squeeze", static=("axes",), host=True)
+    def squeeze(x, axes=None): ...
+
+because an attribute whose name is that of an input parameter fills that parameter: opsets moved many
+arguments from attributes to inputs, and this is the one place that knows it. Missing attributes take
+the default of the schema at the model's opset, then the rule's own, then None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+
+from jq.arithmetic.layout import Layout
+from jq.graph import Graph, Node
+from jq.graph.schemas import schema_versions
+
+if TYPE_CHECKING:
+    from jq.npu.targets import Target
+
+Array = Any  # a numpy array where the value is known while tracing, else a jax array
+Moves = Literal["by place", "by order"] | None  # which elements a rule gives hangs on where they are, or on their order
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a rule may ask for beyond its inputs and attributes, in a parameter named `ctx`."""
+
+    node: Node
+    opset: int  # of the node's own domain
+    lowering: str  # "cpu" for the forms that XLA's CPU backend is fast at, "native" elsewhere
+    run: Callable[[Graph, Sequence[Array]], list[Array]]  # evaluates a subgraph on its inputs
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the node names; trailing ones may be omitted."""
+        return len(self.node.outputs)
+
+    def wants(self, index: int) -> bool:
+        """Whether the node names this output."""
+        return index < self.outputs and bool(self.node.outputs[index])
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerContext(Context):
+    """What an integer rule may ask for."""
+
+    target: Target
+
+
+Activation = Callable[[Mapping[str, Any], Sequence[Any]], bool]  # attributes and known operands -> whether
+
+
+OfMeans = Callable[[np.ndarray, np.ndarray, Mapping[str, Any]], np.ndarray]  # of weight, means and attributes
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """An operator as products, group by group, of rows that it reads of its input with columns of its weight.
+
+    Each position of an output has a row. The places of positions in an image, or in another item of a batch, say which
+    are wanted; None is for all.
+    """
+
+    weight: str  # the input parameter
+    rows: Callable[[Array, Array, Mapping[str, Any], np.ndarray | None], Array]
+    """Of input, weight, attributes and places: (positions, K, groups)."""
+    columns: Callable[[Array, Mapping[str, Any]], Array]
+    """Of a weight: (groups, K, outputs / groups)."""
+    weights: Callable[[Array, Sequence[int], Mapping[str, Any]], Array]
+    """Columns as a weight of this shape."""
+    when: Callable[[Mapping[str, Any], int], bool] = lambda attrs, rank: True
+    """Whether a node is so, by its attributes and its weight's rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quant:
+    """How an operator is quantized: which of its tensors have a scale of their own, and whose they take over."""
+
+    inputs: tuple[str, ...] | None = None  # the input parameters that are quantized; None for all that are floats
+    outputs: int | None = None  # how many of the outputs, if not all
+    shares: bool = False  # the outputs hold values of the first input, so they have its scale
+    follows: bool = False  # quantized only where another operator quantizes its input
+    absorbs: bool = False  # an activation that alone reads the output is computed on what is not yet rounded
+    absorbed: Activation | None = None  # whether it is such an activation
+    pads: bool = False  # puts values around its first input
+    absorbs_pads: bool = False  # what pads its input for it alone is part of it
+    bias: str | None = None  # the input parameter that is added to products, in an integer accumulator
+    summed: Callable[[Mapping[str, Any], int], int] | None = (
+        None  # attributes and input to the axis that is summed over
+    )
+    of_means: OfMeans | None = None  # what a weight makes of the channels' means: each output's mean
+    linear: Linear | None = None  # how its output hangs on its weight
+    when: Activation | None = None  # whether it is quantized at all
+    since: int = 1  # the opset from which on it is
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One entry of the table: an operator from one opset version on."""
+
+    name: str
+    domain: str
+    since: int
+    rule: Callable[..., Any]
+    static: frozenset[str]  # input parameters whose values must be known while tracing
+    settled: frozenset[str]  # input parameters known while tracing where they are constants of the graph
+    steering: frozenset[str]  # input parameters that decide which way control flows
+    weight: str | None  # the input parameter that is a convolution's weight, in whatever order it lies
+    shape_only: bool  # the rule reads its operand's shape, never its values
+    host: bool  # the rule is right on numpy arrays too, and then stays in numpy
+    layout: Layout  # what the rule does with channels-last operands: see `layout.py`
+    cuts: bool  # the output is the first input cut to an interval
+    bounds: tuple[float, float] | None  # of what the operator can give, whatever it reads
+    channels: (
+        Callable[[Mapping[str, Any]], tuple[str, int]] | None
+    )  # attributes to weight and its output channels' axis
+    quant: Quant
+    moves: Moves  # the outputs are elements of the first input, so that the rule serves its integers too
+    integer: Op | None  # the rule on integers with an exact scale
+    inputs: tuple[str, ...]
+    variadic: str | None
+    attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
+    takes_context: bool
+
+    def static_positions(self, count: int) -> list[int]:
+        """Which of a node's `count` inputs must be known while tracing."""
+        if self.variadic in self.static:
+            return list(range(count))
+        return [i for i, name in enumerate(self.inputs[:count]) if name in self.static]
+
+    def operands(self, node: Node, parameters: frozenset[str]) -> list[str]:
+        """The tensors that a node gives to these input parameters."""
+        return [t for name, t in zip(self.inputs, node.inputs, strict=False) if name in parameters and t]
+
+    def bind(
+        self, node: Node, inputs: Sequence[Array], schema: Mapping[str, Any], ctx: Context
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The rule's arguments for a node: attributes joined with the schema's defaults."""
+        given = dict(schema) | dict(node.attrs)
+        arguments = list(inputs)
+        if self.variadic is None:
+            arguments += [None] * (len(self.inputs) - len(arguments))
+            for index, name in enumerate(self.inputs):
+                if arguments[index] is None and given.get(name) is not None:
+                    value = given[name]
+                    arguments[index] = np.asarray(value) if isinstance(value, tuple) else value
+        keywords = {name: given.get(name, default) for name, default in self.attributes.items()}
+        if self.takes_context:
+            keywords["ctx"] = ctx
+        return arguments, keywords
+
+
+_DEFAULT_QUANT = Quant()  # a scale for each input and output
+_NEWEST_OPSET = 28  # that the table knows
+_TABLE: dict[tuple[str, str], list[Op]] = {}
+
+
+def op(
+    name: str,
+    *,
+    since: int = 1,
+    domain: str = "",
+    static: Sequence[str] = (),
+    settled: Sequence[str] = (),
+    steering: Sequence[str] = (),
+    weight: str | None = None,
+    shape_only: bool = False,
+    host: bool = False,
+    layout: Layout = "plain",
+    cuts: bool = False,
+    bounds: tuple[float, float] | None = None,
+    channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
+    quant: Quant = _DEFAULT_QUANT,
+    moves: Moves = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the rule of an operator from opset `since` on.
+
+    `static` names inputs that must be known while tracing; `settled` ones are where the graph holds them
+    as arrays, because XLA makes less of what it does not know (the bounds of a Clip); `steering` ones
+    decide control flow and are where they can be; `weight` is the one of a convolution. A `shape_only`
+    rule reads no values. A `host` rule computes on numpy arrays as it does on jax arrays, so it may serve
+    shape computations. `layout` is "plain" for the order that ONNX defines, "same" for elementwise rules,
+    "last" for rules that take and return channels last, or the names of the arguments that hold axes.
+    `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
+    gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
+    attributes to its weight parameter and the axis along which that may have one scale per output channel, and
+    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. A rule that
+    `moves` elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
+    """
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        inputs, variadic, keywords, takes_context = _signature(rule)
+        named = [*static, *settled, *steering, *([weight] if weight else [])]
+        _check_names(name, domain, since, {*inputs, variadic}, keywords, named)
+        entry = Op(
+            name=name,
+            domain=domain,
+            since=since,
+            rule=rule,
+            static=frozenset(static),
+            settled=frozenset(settled),
+            steering=frozenset(steering),
+            weight=weight,
+            shape_only=shape_only,
+            host=host,
+            layout=layout,
+            cuts=cuts,
+            bounds=bounds,
+            channels=channels,
+            quant=quant,
+            moves=moves,
+            integer=None,
+            inputs=inputs,
+            variadic=variadic,
+            attributes=keywords,
+            takes_context=takes_context,
+        )
+        versions = _TABLE.setdefault((domain, name), [])
+        if any(v.since == since for v in versions):
+            raise ValueError(f"op {name} since {since} is registered twice")
+        versions.append(entry)
+        versions.sort(key=lambda v: v.since)
+        return rule
+
+    return register
+
+
+def integer(
+    *names: str,
+    since: int = 1,
+    domain: str = "",
+    static: Sequence[str] = (),
+    settled: Sequence[str] = (),
+    layout: Layout | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the integer rule of operators, beside their rule on floats.
+
+    Operands are `jq.integer.Fixed`; `static` ones are numpy arrays of the graph, and `settled` ones either. `ctx.target`
+    is the chip. The rule returns the exact result as a Fixed, or NotImplemented where there is none, and the node is
+    computed in floats. The layout is that of the float rule, if it does not state another.
+    """
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        inputs, variadic, keywords, takes_context = _signature(rule)
+        for name in names:
+            _check_names(name, domain, since, {*inputs, variadic}, keywords, [*static, *settled])
+            versions = _TABLE[domain, name]
+            for index, entry in enumerate(versions):
+                if entry.since < since:
+                    continue
+                own = dataclasses.replace(
+                    entry,
+                    rule=rule,
+                    static=frozenset(static),
+                    settled=frozenset(settled),
+                    layout=entry.layout if layout is None else layout,
+                    inputs=inputs,
+                    variadic=variadic,
+                    attributes=keywords,
+                    takes_context=takes_context,
+                )
+                versions[index] = dataclasses.replace(entry, integer=own)
+        return rule
+
+    return register
+
+
+def _signature(rule: Callable[..., Any]) -> tuple[tuple[str, ...], str | None, dict[str, Any], bool]:
+    """The inputs of a rule, the one that takes all others, its attributes with their defaults, and whether it takes
+    the context.
+    """
+    parameters = inspect.signature(rule).parameters.values()
+    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    takes_context = "ctx" in keywords
+    keywords.pop("ctx", None)
+    return inputs, variadic, keywords, takes_context
+
+
+def _check_names(
+    name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]
+) -> None:
+    if unknown := set(static) - inputs:
+        raise ValueError(f"op {name}: {unknown} are no inputs of the rule")
+    versions = schema_versions(name, domain)
+    if not versions or onnx.defs.onnx_opset_version() < _NEWEST_OPSET:
+        return  # a custom domain has no schema to check against, an older onnx not all of the attributes
+    known = {a for v in versions if v.since_version >= min(since, versions[-1].since_version) for a in v.attributes}
+    if unknown := keywords.keys() - known:
+        raise ValueError(
+            f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}"
+        )
+
+
+def lookup(node: Node, opset: int) -> Op | None:
+    """The newest rule registered for the node that is not newer than the opset."""
+    import jq.ops  # noqa: F401  registration happens on the first look-up, not at import
+
+    versions = _TABLE.get((node.domain, node.op_type), ())
+    return next((v for v in reversed(versions) if v.since <= opset), None)
+
+
+def demanded(graph: Graph, *, steering: bool = False) -> frozenset[str]:
+    """Tensors whose values must be known while tracing, because a rule says so or such a one reads them.
+
+    With `steering`, those that decide control flow as well, which is better known but need not be.
+    """
+    found: set[str] = set()
+    for node in reversed(graph.nodes):
+        inner = node.subgraphs.values()
+        found.update(*(demanded(g, steering=steering) for g in inner))
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is not None:
+            found.update(node.inputs[i] for i in entry.static_positions(len(node.inputs)))
+            found.update(name for name in entry.operands(node, entry.settled) if name in graph.params)
+            if steering:
+                found.update(entry.operands(node, entry.steering))
+            if entry.shape_only:
+                continue
+        if not found.isdisjoint(filter(None, node.outputs)):
+            found.update(node.reads())
+            for g in inner:
+                found.update(*(n.reads() for n in g.walk()))
+    return frozenset(found - {""})
+
+
+def namespace(*arrays: Array) -> Any:
+    """`numpy` when every array is known while tracing, else `jax.numpy`: for rules marked `host`.
+
+    >>> namespace(np.ones(2)).__name__
+    'numpy'
+    """
+    return jnp if any(isinstance(a, jax.Array) for a in arrays) else np
+
+
+def astype(x: Array, dtype: Any) -> Array:
+    """`x` as another type; 64-bit types narrow where JAX's 64-bit mode is off, as everywhere in JAX."""
+    return (
+        x.astype(dtype) if isinstance(x, (np.ndarray, np.generic)) else x.astype(jax.dtypes.canonicalize_dtype(dtype))
+    )

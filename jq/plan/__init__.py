@@ -1,0 +1,5 @@
+"""The plan is data: which tensors are quantized, and how, as a pytree."""
+
+from jq.plan.model import Plan, QParams
+
+__all__ = ["Plan", "QParams"]

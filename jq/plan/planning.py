@@ -1,0 +1,191 @@
+"""From statistics to a plan: placement, scales, constraints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jq.arithmetic.formats import INT32, Block, Format, Integer
+from jq.calibration.stats import Stats
+from jq.config import QuantConfig, resolve
+from jq.errors import ConfigError, DataError, ModelError, suggest
+from jq.graph import Graph, Node
+from jq.npu.constraints import Move, constrain
+from jq.npu.rewrites import FORMS, FUNCTIONS, NOT_QUARKS
+from jq.ops.table import lookup
+from jq.plan import Plan, QParams
+from jq.plan.placement import place, shared
+from jq.plan.scales import activation_qparams, calibrated, weight_qparams
+from jq.plan.selection import selected
+from jq.readings.fake import as_planned
+
+_ONE, _ZERO = np.float32(1), np.int32(0)
+
+
+def make_plan(
+    graph: Graph,
+    stats: Stats | None = None,
+    config: QuantConfig | str = "XINT8",
+    params: Mapping[str, Any] | None = None,
+    scales: Mapping[str, QParams] | None = None,
+) -> Plan:
+    """Return how `config` quantizes a prepared graph, with the scales that calibration's statistics give.
+
+    Weights are those of the graph, or `params`. Statistics are needed where activations become integers. `scales` of
+    some tensors, found by a search of your own, are taken before tensors share them and the NPU's constraints hold.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:16])
+    >>> jq.make_plan(graph, stats)["stem.weight"]
+    QParams(scale=0.03125, zero_point=0, int8)
+    """
+    return plan_and_moves(graph, stats, resolve(config), params, scales)[0]
+
+
+def plan_and_moves(
+    graph: Graph,
+    stats: Stats | None,
+    config: QuantConfig,
+    params: Mapping[str, Any] | None = None,
+    scales: Mapping[str, QParams] | None = None,
+) -> tuple[Plan, tuple[Move, ...]]:
+    """Return the plan, and what the NPU's position constraints moved in it."""
+    arrays = {**graph.params, **(params or {})}
+    placement = place(graph, config, _floats(graph, stats, config))
+    found = _weights(graph, config, placement.weights, arrays)
+    found |= _activations(graph, stats, config, placement.activations)
+    for name in scales or {}:
+        if name not in found:
+            raise ConfigError(f"scales: {name!r} is no tensor that gets a scale of its own.{suggest(name, found)}")
+    found |= scales or {}
+    found |= {k: found[source] for k, source in shared(graph, placement.nodes, found).items()}
+    plan = Plan(
+        activations={k: found[k] for k in placement.activations if k in found},
+        weights={k: found[k] for k in placement.weights if k in found},
+        nodes=placement.nodes,
+        forms=tuple(n for n in FORMS if n in config.forms and not (config.strict_quark and n in NOT_QUARKS)),
+    )
+    # A Sigmoid that becomes a HardSigmoid is one for the constraints.
+    plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)
+    return with_product_scales(plan, placement.products), moves
+
+
+def with_product_scales(plan: Plan, biases: Mapping[str, Node]) -> Plan:
+    """Return the plan with biases in 32 bits, at the scale of the products that they are added to."""
+    found: dict[str, QParams] = {}
+    for name, node in biases.items():
+        x, w = map(plan.get, node.inputs[:2])
+        if x is None or w is None or x.dynamic or not isinstance(x.grid, Integer) or not isinstance(w.grid, Integer):
+            continue  # products of floats
+        scale = (np.asarray(x.scale) * np.asarray(w.scale)).astype(np.float32)
+        found[name] = QParams(scale, np.zeros(scale.shape, np.int32), INT32, None if w.axis is None else -1)
+    return dataclasses.replace(plan, weights={**plan.weights, **found})
+
+
+def _floats(graph: Graph, stats: Stats | None, config: QuantConfig) -> frozenset[str]:
+    """The activations that can be quantized."""
+    if stats is not None and config.calibrates:
+        known = {k for k, v in graph.values.items() if v.dtype not in (None, np.float32)}
+        return calibrated(graph, stats) - known
+    return frozenset(k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers)
+
+
+def _activations(
+    graph: Graph, stats: Stats | None, config: QuantConfig, nodes: Mapping[str, Node]
+) -> dict[str, QParams]:
+    found: dict[str, QParams] = {}
+    for options, names in _by_options(config, nodes).items():
+        if not isinstance(options.activation, Integer):
+            found |= _casts(graph, options.activation, {k: _reader(graph, k) for k in names})
+        elif options.dynamic:
+            found |= {k: QParams(_ONE, _ZERO, options.activation, dynamic=True) for k in names}
+        elif stats is None:
+            raise DataError(
+                f"activations become {options.activation}, so their statistics are needed: see jq.calibrate"
+            )
+        else:
+            every = activation_qparams(graph, stats, options)
+            found |= {k: every[k] for k in names}
+    return found
+
+
+def check_weights(graph: Graph, config: QuantConfig) -> None:
+    """Raise a ModelError where an operator that is to be quantized has a weight that cannot be."""
+    chosen = selected(graph, config)
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is None or entry.channels is None or node.outputs[0] not in chosen:
+            continue
+        for name in node.inputs[1:]:
+            if name in graph.params:
+                check_weight(name, graph.params[name], node)
+                if not graph.params[name].size:
+                    shape = list(graph.params[name].shape)
+                    raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
+
+
+def check_weight(name: str, array: Any, node: Node) -> None:
+    """Raise a ModelError unless a weight of a node is of finite float32 numbers."""
+    array, where = np.asarray(array), _where(name, node)
+    if array.dtype != np.float32:
+        raise ModelError(f"{where} is {array.dtype}; models of float32 are quantized: convert it, or exclude the node")
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array)).tolist()
+        found = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
+        raise ModelError(f"{where} has {found}: is the file damaged, or did training diverge?")
+
+
+def _where(weight: str, node: Node) -> str:
+    return f"weight {weight!r} of node {node.label!r} ({node.qualified})"
+
+
+def _weights(
+    graph: Graph, config: QuantConfig, nodes: Mapping[str, Node], arrays: Mapping[str, Any]
+) -> dict[str, QParams]:
+    found: dict[str, QParams] = {}
+    for options, names in _by_options(config, nodes).items():
+        if isinstance(options.weight, Integer):
+            for name in names:
+                check_weight(name, arrays[name], nodes[name])
+            found |= weight_qparams(graph, options, {k: arrays[k] for k in names})
+        else:
+            found |= _casts(graph, options.weight, {k: nodes[k] for k in names})
+    return found
+
+
+def _reader(graph: Graph, tensor: str) -> Node:
+    """The first node that reads a tensor, or that makes it if none does."""
+    return next(iter(graph.consumers.get(tensor, ())), None) or graph.producer[tensor]
+
+
+def _by_options(config: QuantConfig, nodes: Mapping[str, Node]) -> dict[QuantConfig, list[str]]:
+    """Tensors that have the same options, which those of their nodes are."""
+    found: dict[QuantConfig, list[str]] = {}
+    for tensor, node in nodes.items():
+        found.setdefault(config.of(node), []).append(tensor)
+    return found
+
+
+def _casts(graph: Graph, grid: Format, nodes: Mapping[str, Node]) -> dict[str, QParams]:
+    """A float format of tensors, or a block format, whose blocks lie along the axis that products are summed over.
+
+    A scalar has no axis, and stays as it is.
+    """
+    if not isinstance(grid, Block):
+        return {k: QParams(_ONE, _ZERO, grid) for k in nodes}
+    ranked = {k: n for k, n in nodes.items() if (value := graph.values.get(k)) is None or value.shape != ()}
+    return {
+        k: QParams(_ONE, _ZERO, grid, summed_axis(graph, n, n.inputs.index(k) if k in n.inputs else 0))
+        for k, n in ranked.items()
+    }
+
+
+def summed_axis(graph: Graph, node: Node, index: int) -> int:
+    """The axis of a node's input along which products are added up; the channels' where the op table names none."""
+    entry = lookup(node, graph.opset(node.domain))
+    summed = None if entry is None else entry.quant.summed
+    return 1 if summed is None else summed(node.attrs, index)

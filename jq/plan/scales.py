@@ -1,0 +1,245 @@
+"""Scales from statistics: what calibration ends with.
+
+Power of two: Quark's MinMSE takes the exponent nearest to that of the observed range, one coarser and three
+finer, and the one with the least squared error, of equals the coarser. NonOverflow takes the first without
+looking. Float: a range by one of the methods of `jq.plan.ranges`, then scale and zero point.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jq.arithmetic.formats import Integer
+from jq.arithmetic.numerics import inverse_power, power_of_two
+from jq.calibration.calibrate import cuts_alone
+from jq.calibration.observers import CANDIDATES, Histogram, base_exponent, table_exponents
+from jq.calibration.stats import Stats
+from jq.config import QuantConfig, resolve
+from jq.errors import DataError, ModelError
+from jq.graph import Graph
+from jq.ops.table import lookup
+from jq.plan import QParams, ranges
+
+_ROW = 4096  # elements of a weight that are searched at a time
+_ROWS = 32  # rows per step of the compiled search
+
+
+def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | None = None) -> dict[str, QParams]:
+    """Return scale and zero point of every calibrated activation, and of those that take another's range.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
+    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:16])
+    >>> jq.activation_qparams(graph, stats)["input"]
+    QParams(scale=0.015625, zero_point=128, uint8)
+    """
+    config = stats.config if config is None else resolve(config)
+    found = {tensor: _activation(stats, tensor, config) for tensor in stats.tensors}
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if cuts_alone(graph, node) and node.outputs[0] in found:
+            found[node.inputs[0]] = found[node.outputs[0]]
+        elif entry is not None and entry.bounds is not None and node.outputs[0] in found:
+            found[node.outputs[0]] = _from_range(*entry.bounds, config)
+    return found
+
+
+def calibrated(graph: Graph, stats: Stats) -> frozenset[str]:
+    """Return the tensors that `activation_qparams` finds scales of."""
+    before = {n.inputs[0] for n in graph.nodes if cuts_alone(graph, n) and n.outputs[0] in stats.tensors}
+    return frozenset(before | stats.tensors.keys())
+
+
+def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> dict[str, tuple[float, float]]:
+    """Return the range of every calibrated tensor by a float method, as onnxruntime's calibrators do.
+
+    >>> import jq
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> config = jq.presets["A8W8"].replace(method="percentile", percentile=90.0)
+    >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:16], config)
+    >>> [round(v, 2) for v in jq.activation_ranges(stats)["input"]]
+    [-0.81, 1.56]
+    """
+    config = stats.config if config is None else resolve(config)
+    return {tensor: _range(stats, tensor, config) for tensor in stats.tensors}
+
+
+def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
+    if config.method not in ("minmse", "minmse_hist"):
+        return _from_range(*_range(stats, tensor, config), config)
+    if config.method == "minmse_hist":
+        exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
+        return _power_of_two(exponent, config)
+    if stats.config.activation_grid != config.activation_grid:
+        return _power_of_two(_regridded_exponent(stats, tensor, config.activation_grid), config)
+    best = stats.best_exponent(tensor)
+    if best is None:
+        raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
+    return _power_of_two(best, config)
+
+
+def _regridded_exponent(stats: Stats, tensor: str, grid: Integer) -> int:
+    """MinMSE for other codes than the table of errors is of.
+
+    What saturates hangs on the reach of the codes alone, and what is rounded, where nothing saturates, goes with the
+    square of the step. Both are known of the coarsest candidate, and so of the others and of any number of codes.
+    """
+    table, measured = stats.errors(tensor), stats.config.activation_grid
+    exponent, total, codes = table["exponent"], table["total"], measured.qmax - measured.middle
+    finer = round(math.log2((grid.qmax - grid.middle + 1) / (codes + 1)))
+    rounding = (total[0] - table["clipped"][0]) * 4.0 ** (exponent - exponent[0])
+    reaches = codes * np.exp2(exponent.astype(np.float64)) >= max(map(abs, stats.range(tensor)))
+    saturation = np.where(reaches, 0, np.maximum(total - rounding, 0))
+    return int(exponent[(saturation + rounding / 4.0**finer).argmin()]) - finer
+
+
+def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float]:
+    low, high = stats.range(tensor)
+    if config.method in ("nonoverflow", "minmax", "minmse", "minmse_hist"):
+        return low, high
+    histogram, grid, symmetric = stats.histogram(tensor), config.activation_grid, config.symmetric
+    match config.method:
+        case "percentile":
+            found = ranges.percentile(histogram, low, high, config.percentile, symmetric=symmetric)
+        case "entropy":
+            found = ranges.entropy(histogram, low, high, config.quantized_bins)
+        case "mse":
+            found = ranges.mse(histogram, low, high, grid, symmetric=symmetric)
+        case "layerwise_percentile":
+            percents, metric = config.percentiles, config.percentile_metric
+            found = ranges.layerwise_percentile(
+                histogram, low, high, grid, symmetric=symmetric, percents=percents, metric=metric
+            )
+    return float(found[0]), float(found[1])
+
+
+def _from_range(low: float, high: float, config: QuantConfig) -> QParams:
+    if config.scale == "power_of_two":
+        return _power_of_two(base_exponent(low, high, config.activation_grid), config)
+    scale, zero_point = ranges.scale_zero_point(low, high, config.activation_grid, symmetric=config.symmetric)
+    return QParams(scale, zero_point.astype(np.int32), config.activation)
+
+
+def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
+    # What is rounded at run time saturates at the ends of its type; only scales are found on the symmetric grid.
+    return QParams(power_of_two(exponent), np.int32(config.activation_grid.middle), config.activation)
+
+
+def _histogram_exponent(histogram: Histogram, low: float, high: float, grid: Integer) -> int:
+    """Quark's MinMSE on a histogram: bin centres in float32, sums in float64."""
+    exponents = table_exponents(base_exponent(low, high, grid) + 1, CANDIDATES)
+    centres = ((histogram.edges[:-1] + histogram.edges[1:]) / 2).astype(np.float32)
+    scale = power_of_two(exponents)[:, None]
+    coded = np.clip(np.rint(centres / scale), grid.qmin - grid.middle, grid.qmax - grid.middle) * scale
+    costs = (np.square((centres - coded).astype(np.float64)) * histogram.counts).sum(1)
+    return int(exponents[costs.argmin()])
+
+
+def weight_qparams(
+    graph: Graph, config: QuantConfig | str = "XINT8", params: Mapping[str, Any] | None = None
+) -> dict[str, QParams]:
+    """Return scale and zero point of every weight and bias.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
+    >>> int(jq.weight_qparams(graph)["stem.weight"].exponent)
+    -5
+    """
+    config = resolve(config)
+    params = graph.params if params is None else params
+    arrays = {k: np.asarray(v, np.float32) for k, v in params.items() if _is_float(v)}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ModelError(f"weight {name!r} holds NaN or Inf")
+    grid, symmetric = config.weight_grid, config.weight_symmetric
+    if config.weight_method == "minmse":
+        exponents = minmse_exponents(list(arrays.values()), grid)
+        return {
+            k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in zip(arrays, exponents, strict=True)
+        }
+    axes = channel_axes(graph) if config.per_channel else {}
+    found = {}
+    for name, array in arrays.items():
+        low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=symmetric)
+        if config.scale == "power_of_two":
+            found[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
+            continue
+        scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=symmetric)
+        found[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
+    return found
+
+
+def channel_axes(graph: Graph) -> dict[str, int]:
+    """The axis of the output channels of every weight that has one, for all of its readers."""
+    found: dict[str, set[int]] = {}
+    for node in graph.nodes:
+        entry = lookup(node, graph.opset(node.domain))
+        if entry is None or entry.channels is None:
+            continue
+        parameter, axis = entry.channels(node.attrs)
+        for name in entry.operands(node, frozenset({parameter})):
+            if name in graph.params:
+                found.setdefault(name, set()).add(axis % max(1, graph.params[name].ndim))
+    return {name: axes.pop() for name, axes in found.items() if len(axes) == 1}
+
+
+def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
+    """Return the exponent of least squared error for each array, of Quark's five candidates, of equals the coarsest.
+
+    All arrays are searched at once: as rows of equal length, filled up with zeros, which cost nothing.
+
+    >>> from jq.arithmetic.formats import INT8
+    >>> minmse_exponents([np.array([0.5, -1.0], np.float32), np.array([100.0], np.float32)], INT8.narrow)
+    array([-6,  1], dtype=int32)
+    """
+    if not arrays:
+        return np.zeros(0, np.int32)
+    reach = np.array([np.abs(a).max(initial=0) for a in arrays])
+    exponents = table_exponents(base_exponent(-reach, reach, grid)[:, None] + 1, CANDIDATES).astype(np.int32)
+    counts = [math.ceil(a.size / _ROW) for a in arrays]
+    rows = np.zeros((math.ceil(max(1, sum(counts)) / _ROWS) * _ROWS, _ROW), np.float32)
+    owner = np.zeros(len(rows), np.int64)
+    start = 0
+    for index, (array, count) in enumerate(zip(arrays, counts, strict=True)):
+        rows[start : start + count].reshape(-1)[: array.size] = array.reshape(-1)
+        owner[start : start + count] = index
+        start += count
+    errors = np.zeros(exponents.shape)
+    np.add.at(errors, owner, np.asarray(_row_errors(rows, exponents[owner], grid), np.float64))
+    errors = np.ldexp(errors, 2 * exponents)
+    return exponents[np.arange(len(arrays)), errors.argmin(1)]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _row_errors(rows: jax.Array, exponents: jax.Array, grid: Integer) -> jax.Array:
+    """Squared error of each row at its own candidates, in units of the squared scale.
+
+    Summed elementwise over pieces and reduced last, as in `ErrorTable`.
+    """
+
+    def block(given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        values, exponents = given
+        inverse = inverse_power(exponents)[:, :, None]
+
+        def step(sums: jax.Array, piece: jax.Array) -> tuple[jax.Array, None]:
+            scaled = piece[:, None] * inverse
+            kept = jnp.clip(scaled, grid.qmin - grid.middle, grid.qmax - grid.middle)
+            return sums + jnp.square(scaled - lax.round(kept, lax.RoundingMethod.TO_NEAREST_EVEN)), None
+
+        pieces = values.reshape(_ROWS, -1, 128).swapaxes(0, 1)
+        return lax.scan(step, jnp.zeros((*exponents.shape, 128)), pieces)[0].sum(-1)
+
+    split = jax.tree.map(lambda v: v.reshape(-1, _ROWS, v.shape[-1]), (rows, exponents))
+    return lax.map(block, split).reshape(-1, CANDIDATES)
+
+
+def _is_float(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)

@@ -1,0 +1,1 @@
+"""The three readings of a graph: in float, in fake-quant and in integers."""

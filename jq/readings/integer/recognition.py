@@ -1,0 +1,310 @@
+"""Quantized models of any dialect as one: QuantizeLinear and DequantizeLinear around float operators.
+
+The tensors of integers keep their names, so that what a chip computes can be compared with the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jq.arithmetic.formats import INTEGERS
+from jq.errors import ModelError
+from jq.graph import Graph, Node
+from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
+from jq.graph.edit import bypass, fresh
+from jq.graph.schemas import attributes
+from jq.npu.reciprocals import mean_factor, pool_factor
+from jq.npu.rewrites.activations import SIXTH_FACTOR
+from jq.npu.rewrites.edits import static_shape, substitute
+from jq.npu.rewrites.pools import reduced_axes
+from jq.npu.targets import Target
+from jq.ops.integer.fixed import Grid, exact, is_power_of_two
+from jq.ops.table import lookup
+from jq.readings.tracing import evaluate
+
+Triple = tuple[str, str, str]  # integers, scale and zero point
+
+_ONE_OPERAND = {
+    "QLinearLeakyRelu": "LeakyRelu",
+    "QLinearSigmoid": "Sigmoid",
+    "QLinearAveragePool": "AveragePool",
+    "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearReduceMean": "ReduceMean",
+    "QLinearSoftmax": "Softmax",
+}
+_TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
+# Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
+_PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
+_NEWEST = 1 << 10  # opset: the newest rule
+_QUANTIZERS = {"VitisQuantizeLinear": VITIS, "ExtendedQuantizeLinear": QUARK, "QuantizeLinear": MICROSOFT}
+_DEQUANTIZERS = {"VitisDequantizeLinear": VITIS, "ExtendedDequantizeLinear": QUARK, "DequantizeLinear": MICROSOFT}
+
+
+def recognize(graph: Graph, target: Target) -> Graph:
+    """Return the graph in the one dialect, without what it only holds to simulate a chip that the target is."""
+    graph = _quantizers(graph)
+    for node in graph.nodes:
+        _check(graph, node)
+    graph = _constants(_operators(graph, target))
+    if target.requantize == "shift":
+        _refuse_scales(graph)
+    return _without_factors(graph) if target.reciprocals else graph
+
+
+# ---------------------------------------------------------------------------------------------
+# Quantizers
+# ---------------------------------------------------------------------------------------------
+
+
+def _quantizers(graph: Graph) -> Graph:
+    """Vendors' operators of integers as ONNX's."""
+    taken = set(graph.tensors)
+    nodes: dict[Node, Sequence[Node]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        if node.domain == CONTRIB and node.op_type == "FixNeuron":
+            nodes[node] = _fix_neuron(node, taken, arrays)
+        elif node.domain and node.domain in (_QUANTIZERS.get(node.op_type), _DEQUANTIZERS.get(node.op_type)):
+            zero_point = graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 else None
+            if zero_point is not None and str(zero_point.dtype) in INTEGERS:
+                op_type = "QuantizeLinear" if node.op_type in _QUANTIZERS else "DequantizeLinear"
+                nodes[node] = (node.replace(op_type=op_type, domain=""),)
+    return substitute(graph, nodes, arrays)
+
+
+def _fix_neuron(node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> Sequence[Node]:
+    """AMD's compiler reads the attributes alone."""
+    bits, position = node.attrs.get("bit_width", 8), node.attrs.get("pos", 0)
+    found = next((f for f in INTEGERS.values() if f.signed and f.bits == bits), None)
+    if found is None or abs(position) > 126:
+        raise ModelError(f"node {node.label!r} (FixNeuron): no integers of {bits} bits at position {position}")
+    codes, scale, zero = (fresh(f"{node.outputs[0]}_{part}", taken) for part in ("codes", "scale", "zero_point"))
+    arrays[scale], arrays[zero] = np.array(2.0**-position, np.float32), np.zeros((), found.dtype)
+    return (
+        Node("QuantizeLinear", (node.inputs[0], scale, zero), (codes,), {}, node.name),
+        Node("DequantizeLinear", (codes, scale, zero), node.outputs),
+    )
+
+
+def _constants(graph: Graph) -> Graph:
+    """Weights that are quantized in the graph, as the integers that they become."""
+    arrays: dict[str, np.ndarray] = {}
+    nodes: dict[Node, Node | None] = {}
+    for node in graph.nodes:
+        if node.op_type == "QuantizeLinear" and not node.domain and all(i in graph.arrays for i in node.inputs if i):
+            inputs = {i: graph.arrays[i] for i in node.inputs if i}
+            (arrays[node.outputs[0]],) = evaluate(node, graph.opset(), inputs)
+            nodes[node] = None
+    return graph.edit(nodes, arrays) if nodes else graph
+
+
+def _check(graph: Graph, node: Node) -> None:
+    """Raise a ModelError for a quantizer that has no meaning."""
+    read = _read(node)
+    if node.op_type in QUANTIZERS:
+        triples = [(*node.inputs, "", "")[:3]]
+    elif read is not None:
+        triples = [*read[1], read[2]]
+    else:
+        return
+    for codes, scale, zero_point in triples:
+        array, zeros = graph.arrays.get(scale), graph.arrays.get(zero_point)
+        where = f"node {node.label!r} ({node.qualified}): the scale of {codes or node.outputs[0]!r}"
+        if array is None:
+            continue
+        if not np.issubdtype(array.dtype, np.floating) and array.dtype.kind != "V":
+            raise ModelError(f"{where} is of type {array.dtype}; it must be a float")
+        values = array.astype(np.float32)
+        if values.size and not (np.isfinite(values) & (values > 0)).all():
+            wrong = values[~(np.isfinite(values) & (values > 0))].reshape(-1)[0]
+            raise ModelError(f"{where} is {wrong:g}; it must be positive and finite")
+        if zeros is not None and zeros.size not in (1, values.size):
+            raise ModelError(f"{where} has {values.size} values, and its zero point {zeros.size}")
+        held = graph.arrays.get(codes)
+        if held is None or node.op_type == "QuantizeLinear":
+            continue
+        if zeros is not None and zeros.dtype != held.dtype:
+            raise ModelError(f"{where}: its zero point is {zeros.dtype}, and its integers are {held.dtype}")
+        channels = held.shape[node.attrs.get("axis", 1)] if _has_axis(node, held) else values.size
+        if node.op_type == "DequantizeLinear" and values.size not in (1, channels) and values.ndim == 1:
+            raise ModelError(f"{where} has {values.size} values for {channels} channels")
+
+
+def _has_axis(node: Node, array: np.ndarray) -> bool:
+    return -array.ndim <= node.attrs.get("axis", 1) < array.ndim
+
+
+def _refuse_scales(graph: Graph) -> None:
+    """Raise a ModelError for the first scale that is no power of two."""
+    for node in graph.nodes:
+        if node.op_type not in QUANTIZERS:
+            continue
+        scale = graph.arrays.get(node.inputs[1])
+        if scale is None:
+            raise ModelError(
+                f"tensor {node.inputs[0]!r}: its scale is computed by the model, and this chip has none such"
+            )
+        products = node.op_type == "DequantizeLinear" and graph.arrays.get(node.inputs[0], scale).dtype == np.int32
+        wrong = [float(s) for s in scale.reshape(-1) if not (np.isfinite(s) and s > 0 and is_power_of_two(exact(s)))]
+        if wrong and not products:
+            raise ModelError(
+                f"tensor {node.inputs[0]!r}: its scale is {wrong[0]:g}, which is no power of two, and this target can only "
+                "shift; quantize with an XINT8 preset, or take target='ort', 'aie2_x1' or 'aie2_even'"
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Integer operators
+# ---------------------------------------------------------------------------------------------
+
+
+def _operators(graph: Graph, target: Target) -> Graph:
+    """onnxruntime's integer operators as float ones between quantizers."""
+    taken = set(graph.tensors)
+    nodes: dict[Node, Sequence[Node]] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in graph.nodes:
+        read = _read(node)
+        # A softmax over all axes from one on is another operator than that of a newer graph.
+        if read is None or (node.op_type == "QLinearSoftmax" and node.attrs.get("opset", 13) < 13):
+            continue
+        _, triples, result, _ = read
+        scales = [graph.arrays.get(t[1]) for t in (*triples, result)]
+        shifts = all(s is not None and all(is_power_of_two(exact(v)) for v in s.reshape(-1)) for s in scales)
+        # In float scales the rest is no integer arithmetic anywhere, and onnxruntime's own operators round otherwise.
+        if shifts or node.op_type in _PRODUCTS or target.requantize != "float32":
+            nodes[node] = tuple(_between(graph, node, taken, arrays))
+    return substitute(graph, nodes, arrays)
+
+
+def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
+    """The float operator of an integer one, its quantized operands, its result's triple and its other operands."""
+    names = [*node.inputs, *[""] * 9]
+
+    def triple(start: int) -> Triple:
+        return names[start], names[start + 1], names[start + 2]
+
+    if node.attrs.get("channels_last"):
+        return None
+    if node.op_type == "QLinearConv":
+        return "Conv", [triple(0), triple(3)], ("", names[6], names[7]), [names[8]]
+    if node.op_type == "QLinearMatMul" or (node.domain == MICROSOFT and node.op_type in ("QLinearAdd", "QLinearMul")):
+        return _TWO_OPERANDS[node.op_type], [triple(0), triple(3)], ("", names[6], names[7]), []
+    if node.domain != MICROSOFT:
+        return None
+    if node.op_type == "QGemm" and names[7]:
+        return "Gemm", [triple(0), triple(3)], ("", names[7], names[8]), [names[6]]
+    if node.op_type in _ONE_OPERAND:
+        return _ONE_OPERAND[node.op_type], [triple(0)], ("", names[3], names[4]), []
+    if node.op_type == "QLinearConcat":
+        return "Concat", [triple(i) for i in range(2, len(node.inputs), 3)], ("", names[0], names[1]), []
+    return None
+
+
+def rounds(node: Node) -> bool:
+    """Whether a node makes integers: a quantizer, or an integer operator of onnxruntime's."""
+    return node.op_type in ("QuantizeLinear", "QGemm") or node.op_type.startswith("QLinear")
+
+
+def rounded_grid(graph: Graph, node: Node) -> Grid | None:
+    """The grid of what a quantizer or an integer operator puts out; None of any other node, or of a computed one."""
+    read = _read(node)
+    names = ("", "") if read is None else read[2][1:]
+    if node.op_type == "QuantizeLinear":
+        names = (*node.inputs, "")[1], (*node.inputs, "")[2]
+    scale, zero_point = (graph.arrays.get(name) for name in names)
+    if scale is None or scale.size != 1:
+        return None
+    kind = zero_point if zero_point is not None else graph.values[node.outputs[0]]
+    zero = 0 if zero_point is None else int(zero_point.reshape(()))
+    codes = INTEGERS.get(str(kind.dtype))
+    return None if codes is None else Grid(_number(scale), zero, codes)
+
+
+def _number(scale: np.ndarray) -> Fraction:
+    found = exact(scale.reshape(()))
+    assert isinstance(found, Fraction)
+    return found
+
+
+def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> Iterator[Node]:
+    """The float operator of an integer one, between the quantizers that it has."""
+    read = _read(node)
+    assert read is not None
+    op_type, triples, result, others = read
+    operands = []
+    for index, (codes, scale, zero) in enumerate(triples):
+        operands.append(fresh(f"{codes}_{node.outputs[0]}_{index}", taken))
+        several = index == 1 and graph.arrays.get(scale, np.zeros(1)).size > 1
+        axis = {"axis": _channels(op_type, node)} if several else {}
+        yield Node("DequantizeLinear", tuple(n for n in (codes, scale, zero) if n), (operands[-1],), axis)
+    for bias in filter(None, others):
+        x_scale, w_scale = (graph.arrays[t[1]] for t in triples)
+        scale = fresh(f"{bias}_{node.outputs[0]}_scale", taken)
+        arrays[scale] = np.asarray(x_scale.reshape(()) * w_scale, np.float32)
+        operands.append(fresh(f"{bias}_{node.outputs[0]}", taken))
+        yield Node("DequantizeLinear", (bias, scale), (operands[-1],), {"axis": 0} if arrays[scale].size > 1 else {})
+    made = fresh(f"{node.outputs[0]}_real", taken)
+    attrs = {k: v for k, v in node.attrs.items() if k not in ("channels_last", "opset")}
+    yield Node(op_type, tuple(operands), (made,), attrs, node.name)
+    yield Node("QuantizeLinear", tuple(n for n in (made, *result[1:]) if n), node.outputs)
+
+
+def _channels(op_type: str, node: Node) -> int:
+    """The axis of a weight's outputs."""
+    entry = lookup(Node(op_type, (), ()), _NEWEST)
+    assert entry is not None and entry.channels is not None
+    return entry.channels(node.attrs)[1]
+
+
+# ---------------------------------------------------------------------------------------------
+# What the graph holds of a chip
+# ---------------------------------------------------------------------------------------------
+
+
+def _without_factors(graph: Graph) -> Graph:
+    """The graph without multiplications that stand for a chip's constants: what it is to run on has them itself."""
+    same: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.domain or node.op_type not in ("AveragePool", "GlobalAveragePool", "ReduceMean", "HardSigmoid"):
+            continue
+        product = graph.sole_reader(node.outputs[0])
+        if product is None or product.op_type != "Mul" or len(product.inputs) != 2:
+            continue
+        number = graph.arrays.get(next(i for i in product.inputs if i != node.outputs[0]))
+        if number is None or number.size != 1 or number.dtype != np.float32:
+            continue
+        if any(np.float32(f) == number.reshape(()) for f in _factors(graph, node)):
+            same[product.outputs[0]] = node.outputs[0]
+    return bypass(graph, same)
+
+
+def _factors(graph: Graph, node: Node) -> list[float]:
+    """By what a quantizer multiplies this node's output to simulate the chip."""
+    if node.op_type == "HardSigmoid":
+        return [SIXTH_FACTOR]
+    if node.op_type == "ReduceMean":
+        axes, value = reduced_axes(graph, node), graph.values.get(node.inputs[0])
+        if not axes or value is None or value.shape is None:
+            return []
+        sizes = [value.shape[a] for a in axes]
+        known = [n for n in sizes if isinstance(n, int)]
+        return [mean_factor(math.prod(known))] if len(known) == len(sizes) else []
+    if node.op_type == "AveragePool":
+        attrs = attributes(graph, node)
+        padded = np.any(attrs.get("pads") or 0) or attrs["auto_pad"] != "NOTSET" or attrs.get("ceil_mode")
+        if padded and not attrs.get("count_include_pad"):
+            return []  # the chip counts the padding, so that this is the host's, and its factor with it
+        window: Sequence[int | None] | None = node.attrs.get("kernel_shape")
+    else:
+        shape = static_shape(graph, node.inputs[0], 4)
+        window = shape and shape[2:]
+    if window is None or len(window) != 2 or None in window:
+        return []
+    height, width = (int(n) for n in window if n is not None)
+    return [pool_factor(height, width)]

@@ -1,0 +1,227 @@
+"""A whole data set through a chip: the log of all of it, agreement with onnxruntime, every integer on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.data.sources import Feed, Source, open_source
+from jq.errors import DataError, ModelError
+from jq.readings.integer.chip import Chip
+from jq.readings.integer.explain import Log
+from jq.readings.runtime import onnxruntime_reading
+from jq.util import files
+from jq.util.progress import progress_bar
+
+_BATCH = 8
+_MANIFEST = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How one output of the chip compares with onnxruntime's."""
+
+    output: str
+    equal: float  # part of the elements
+    largest: float | None  # difference; None if one of them is no number
+    top1: float | None  # part of the samples with the same class, where the output has classes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Simulation:
+    """What a chip made of a data set."""
+
+    log: Log
+    agreements: tuple[Agreement, ...]
+    without: str | None  # why onnxruntime was not asked
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        compared = [dataclasses.asdict(a) for a in self.agreements]
+        return self.log.to_dict() | {"onnxruntime": compared, "onnxruntime_absent": self.without}
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict`, atomically."""
+        files.write(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+
+def simulate(
+    chip: Chip, data: Any, *, limit: int | None = None, dump: str | os.PathLike[str] | None = None, seed: int = 0
+) -> Simulation:
+    """Return what the chip makes of the data, or of their first `limit` samples.
+
+    `data` is what `jq.calibrate` takes. With `dump`, a new folder gets the integers of every tensor, one .npy each with
+    the samples in front, and a manifest of their names, scales and zero points: to compare with a board's.
+
+    >>> import jq
+    >>> images, _ = jq.zoo.calibration_set()
+    >>> model = jq.quantize(jq.zoo.path("fashion_resnet"), images[:16], "XINT8").model
+    >>> found = simulate(jq.integer.load(model, "aie2_even"), images[:8])
+    >>> found.log.unexplained, found.agreements[0].top1
+    (0, 1.0)
+    """
+    source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
+    runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
+    with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
+        for feed, count in _batches(chip, source, 1 if dump is not None else _BATCH):
+            outputs, log = chip.explain(feed)
+            dumped.append(log.codes, count)
+            logs.append(dataclasses.replace(log, codes={}))
+            wanted = runner.run(feed)
+            if wanted is not None:
+                compared.append([_compare(np.asarray(outputs[k]), v) for k, v in wanted.items()])
+            advance(count)
+    if not logs:
+        raise DataError("the data hold no samples")
+    names = [v.name for v in chip.graph.outputs] if runner.absent is None else []
+    agreements = tuple(_agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
+    return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
+
+
+class _OnnxRuntime:
+    """onnxruntime on the model, as long as it runs it: vendors' operators it does not, and some faults show late."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.absent: str | None = None
+        try:
+            self.session = onnxruntime_reading(chip.graph)
+        except ModelError as error:
+            self.absent = str(error)
+
+    def run(self, feed: Feed) -> dict[str, np.ndarray] | None:
+        if self.absent is not None:
+            return None
+        try:
+            return self.session(feed)
+        except ModelError as error:
+            self.absent = str(error)
+            return None
+
+
+def _batches(chip: Chip, source: Source, most: int) -> Iterator[tuple[Feed, int]]:
+    """Feeds with how many are in each: several at once, if the model takes any number and these share a size."""
+    count = source.length or 1
+    several = chip.any_batch and source.length
+    size = max(d for d in range(1, most + 1) if count % d == 0) if several else 1
+    for _, alike in itertools.groupby(source.feeds(), lambda f: [a.shape for a in f.values()]):
+        while group := list(itertools.islice(alike, size)):
+            joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
+            yield joined, len(group)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """One output of one batch beside onnxruntime's."""
+
+    elements: int
+    equal: int
+    largest: float
+    samples: int  # with classes
+    same_class: int
+
+
+def _compare(mine: np.ndarray, theirs: np.ndarray) -> _Compared:
+    with np.errstate(all="ignore"):
+        difference = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    equal = (mine == theirs) | ((mine != mine) & (theirs != theirs))
+    largest = float(np.nan_to_num(np.where(equal, 0, difference), nan=np.inf).max(initial=0))
+    classes = mine.ndim == 2 and mine.shape[1] > 1
+    same = mine.argmax(-1) == theirs.argmax(-1) if classes else np.zeros(0, bool)
+    return _Compared(mine.size, int(equal.sum()), largest, same.size, int(same.sum()))
+
+
+def _agreement(output: str, parts: Sequence[_Compared]) -> Agreement:
+    samples, elements = sum(p.samples for p in parts), max(1, sum(p.elements for p in parts))
+    top1 = sum(p.same_class for p in parts) / samples if samples else None
+    largest = max(p.largest for p in parts)
+    return Agreement(output, sum(p.equal for p in parts) / elements, largest if np.isfinite(largest) else None, top1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Every integer on disk
+# ---------------------------------------------------------------------------------------------
+
+
+class _Dump:
+    """A folder that gets its name when all is in it. Names in a model are no file names: files have numbers."""
+
+    def __init__(self, folder: Path | None, chip: Chip) -> None:
+        self.folder, self.chip = folder, chip
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, list[int]] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def to(cls, folder: str | os.PathLike[str] | None, chip: Chip) -> Iterator[_Dump]:
+        if folder is None:
+            yield cls(None, chip)
+            return
+        with files.new_folder(folder, _is_dump, "exists and is no earlier dump") as draft:
+            dump = cls(draft, chip)
+            yield dump
+            with files.writing(draft):
+                dump.finish()
+
+    def append(self, codes: Mapping[str, np.ndarray], count: int) -> None:
+        """The integers of so many samples, behind those before; as raw bytes, until their number is known."""
+        if self.folder is None:
+            return
+        for index, (name, array) in enumerate(codes.items()):
+            if array.ndim == 0 or len(array) != count:  # no batch leads it
+                array = array[None]
+            if name not in self.files:
+                self.files[name] = self.folder / f"{index:04}_{files.safe_name(name)}.npy"
+                self.shapes[name] = [0, *array.shape[1:]]
+            if list(array.shape[1:]) != self.shapes[name][1:]:
+                raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
+            self.shapes[name][0] += len(array)
+            kind = _stored(self.chip.reading.grids[name].codes)
+            with files.writing(self.folder), self.files[name].open("ab") as file:
+                file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
+
+    def finish(self) -> None:
+        """Headers in front of the bytes, and the manifest."""
+        assert self.folder is not None
+        rows = []
+        for name, path in self.files.items():
+            grid = self.chip.reading.grids[name]
+            raw = np.memmap(path, _stored(grid.codes), "r", shape=tuple(self.shapes[name]))
+            np.save(path.with_suffix(".tmp.npy"), raw)
+            os.replace(path.with_suffix(".tmp.npy"), path)
+            rows.append(
+                {
+                    "tensor": name,
+                    "file": path.name,
+                    "dtype": grid.codes.name,
+                    "shape": self.shapes[name],
+                    "scale": float(grid.scale),
+                    "zero_point": grid.zero_point,
+                }
+            )
+        manifest = {"target": self.chip.target.name, "tensors": rows}
+        (self.folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _is_dump(folder: Path) -> bool:
+    """Whether nothing is in a folder but what a manifest of ours lists."""
+    try:
+        listed = {row["file"] for row in json.loads((folder / _MANIFEST).read_text())["tensors"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return {path.name for path in folder.iterdir()} <= listed | {_MANIFEST}
+
+
+def _stored(codes: Integer) -> np.dtype:
+    """numpy has no type of four bits that others can read."""
+    return np.dtype(f"{'' if codes.signed else 'u'}int{max(8, codes.bits)}")

@@ -1,0 +1,58 @@
+"""Weights on the device, in the order in which XLA reads them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jq.arithmetic.layout import packed, weight_order
+from jq.graph import Graph, Node
+from jq.ops.table import lookup
+
+Array = Any
+
+
+def read_order(graph: Graph, node: Node, tensor: str, rank: int) -> tuple[int, ...] | None:
+    """The order in which a node multiplies its weight; None if this tensor is not that, or lies in it already."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None:
+        return None
+    parameter, channel = entry.channels(node.attrs) if entry.channels is not None else (entry.weight, None)
+    if parameter is None or entry.operands(node, frozenset({parameter})) != [tensor]:
+        return None
+    if parameter == entry.weight:
+        return weight_order(rank)
+    return (1, 0) if rank == 2 and channel == 0 else None
+
+
+def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | None = None) -> dict[str, Any]:
+    """Return params on the device, or on all of a mesh, with weights in the order that XLA reads.
+
+    The traced function takes packed and plain params alike. Plain ones stay in ONNX's order, which is
+    what gradients and exports want; packed ones save transposing every weight at every call.
+
+    >>> import jq
+    >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+    >>> fn, params = jq.trace(graph), jq.pack(graph)
+    """
+    params = graph.params if params is None else params
+    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    orders: dict[str, set[tuple[int, ...] | None]] = {name: {None} for name in graph.output_names}
+    for node in graph.walk():
+        for name, reads in collections.Counter(node.reads()).items():
+            if name in params:
+                order = read_order(graph, node, name, np.ndim(params[name])) if reads == 1 else None
+                orders.setdefault(name, set()).add(order)
+
+    def place(name: str, array: Array) -> Any:
+        (order, *others) = orders.get(name, {None})
+        if order is None or others:
+            return jax.device_put(array, where)
+        return packed(array, order, where)
+
+    return {name: place(name, array) for name, array in params.items()}

@@ -1,0 +1,1 @@
+"""Accuracy recovery: equalization, bias correction and finetuning."""

@@ -1,0 +1,88 @@
+"""What is tuned so far, on disk, so that a stopped run can go on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jq.config import QuantConfig
+from jq.data.sources import fingerprint, open_source
+from jq.errors import DataError
+from jq.graph import Graph
+from jq.plan import Plan, QParams
+from jq.util import files
+from jq.util.digest import digest
+
+Change = tuple[dict[str, Any], dict[str, QParams]]  # arrays, and how activations are quantized
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Progress:
+    """The changes of each unit by stage, in a file; without a path nothing is kept."""
+
+    plan: Plan
+    path: Path | None = None
+    identity: str = ""
+    arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # "stage/unit/tensor/array or scale"
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] | None, graph: Graph, plan: Plan, params: Mapping[str, Any], data: Any,
+        config: QuantConfig, rounding: Any = None,
+    ) -> Progress:  # fmt: skip
+        """What an earlier run of the same left, if there is any; `rounding` is the user's own."""
+        if path is None:
+            return cls(plan)
+        source = fingerprint(open_source(data, graph.inputs, seed=config.seed))
+        made = cls(plan, Path(path), digest(config.to_dict(), graph, params, plan, source, rounding))
+        if not made.path.exists():  # type: ignore[union-attr]
+            return made
+        try:
+            with safetensors.safe_open(str(path), framework="numpy") as file:
+                identity = (file.metadata() or {}).get("identity")
+                found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DataError(f"{path} is no checkpoint of a finetuning: {error}") from error
+        if identity != made.identity:
+            raise DataError(
+                f"{path} is of another model, data or config, or of another rounding; remove it, or choose another checkpoint"
+            )
+        made.arrays.update(found)
+        return made
+
+    def done(self, stage: int) -> dict[int, Change]:
+        """The changes of the units of a stage that are done."""
+        found: dict[int, Change] = {}
+        for key, array in self.arrays.items():
+            where, unit, kind, tensor = key.split("/", 3)
+            if int(where) != stage:
+                continue
+            arrays, scales = found.setdefault(int(unit), ({}, {}))
+            if kind == "array":
+                arrays[tensor] = array
+            elif kind == "scale":
+                scales[tensor] = dataclasses.replace(self.plan[tensor], scale=array[()])
+        return found
+
+    def keep(self, stage: int, unit: int, arrays: Mapping[str, Any], scales: Mapping[str, QParams]) -> None:
+        """Add what a unit's tuning changed."""
+        if self.path is None:
+            return
+        found = {f"array/{k}": np.asarray(a) for k, a in arrays.items()}
+        found |= {f"scale/{k}": np.asarray(q.scale) for k, q in scales.items()}
+        self.arrays.update(
+            {f"{stage}/{unit}/{k}": np.ascontiguousarray(a) for k, a in (found or {"none/": np.zeros(1)}).items()}
+        )
+        files.write(self.path, safetensors.numpy.save(self.arrays, {"identity": self.identity}))
+
+    def forget(self) -> None:
+        """Remove the file: the run has ended."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""Which factors are good: of all classes at once, by the noise that they leave.
+
+The largest value of each tensor decides its step, and each channel's factor what that step costs it. In the
+logarithms of the factors, ranges are maxima of linear functions and the noise is a sum of exponentials of them: a
+convex function, but for what Clips pass. Adam goes down its slope, where maxima are p-norms that sharpen from round
+to round. What a weight's range is made of are the elements that are largest in their row or column, found anew in
+each round.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jq.recovery.equalization.groups import FIXED
+from jq.recovery.equalization.noise import Noise
+
+_ROUNDS = 8
+_SHARPNESS = (8.0, 24.0)  # p of the p-norm in the first and the last round
+_RATE = (0.2, 0.02)  # and the longest step, in octaves
+_STEPS = 24  # per round
+_DECAY = (0.8, 0.95)  # of Adam's moments
+
+_TINY = 1e-30  # in place of ranges of zero
+
+Arrays = dict[str, Any]
+_State = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def optimize(noise: Noise) -> np.ndarray:
+    """Return the factors [classes] of least predicted noise, with steps that follow the ranges continuously."""
+    z, limit = np.zeros(noise.groups.count), np.log2(limits(noise))
+    for sharpness, rate in zip(np.geomspace(*_SHARPNESS, _ROUNDS), np.geomspace(*_RATE, _ROUNDS), strict=True):
+        problem = _problem(noise, np.exp2(z))
+        room = np.asarray(limit - z, np.float32)
+        z = z + np.asarray(_descend(problem, room, np.float32(sharpness), np.float32(rate)), np.float64)
+    return np.exp2(z)
+
+
+def limits(noise: Noise) -> np.ndarray:
+    """The largest factors [classes] with which no Clip cuts what it did not cut before, on the data that were seen."""
+    found = np.full(noise.groups.count, np.inf)
+    for tensor in noise.activations:
+        if tensor.bound is not None:
+            reach = np.clip(tensor.seen.reach, 2.0**-20 * tensor.bound, tensor.bound)
+            np.minimum.at(found, tensor.classes, tensor.bound / reach)
+    return found
+
+
+def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
+    """The noise as a function of further factors f: that of a tensor is (step of range)^2 * ups * downs.
+
+    The range is the largest value * f[over] / f[under], as far as `cap` lets it grow; ups and downs are sums of
+    value * (f[under] / f[over])^2. What Clips pass is added.
+    """
+    parts = _Parts()
+    for tensor in noise.activations:
+        f, classes = s[tensor.classes], tensor.classes
+        bound = np.inf if tensor.bound is None else tensor.bound
+        parts.tensor(tensor.grid.codes)
+        parts.put("ranges", tensor.seen.reach * f, classes, FIXED, cap=bound)
+        parts.put("ups", tensor.importance.white * tensor.seen.active / f**2, classes, FIXED)
+        parts.put("downs", np.ones(1), FIXED, FIXED)
+        if tensor.bound is not None:
+            amount = tensor.importance.white * tensor.seen.beyond
+            parts.put("passed", amount, classes, FIXED, bound=tensor.bound / tensor.tail, now=f)
+    for weight in noise.weights:
+        up, down = s[weight.made], s[weight.read]
+        size = weight.kernels * (up[:, None] / down).astype(np.float32)
+        read = np.broadcast_to(weight.read, size.shape)
+        parts.tensor(weight.grid.codes)
+        for at in ((np.arange(len(size)), size.argmax(1)), (size.argmax(0), np.arange(size.shape[1]))):
+            parts.put("ranges", size[at].astype(np.float64), weight.made[at[0]], read[at], cap=np.inf)
+        counts, power = weight.importance * weight.size.shape[2] / up**2, weight.power * down**2
+        if len(power) == 1:  # all outputs read the same, so the sum over products is one of products of sums
+            parts.put("ups", counts, weight.made, FIXED)
+            parts.put("downs", power[0], FIXED, weight.read[0])
+        else:
+            parts.put("ups", counts[:, None] * power, weight.made[:, None], weight.read)
+            parts.put("downs", np.ones(1), FIXED, FIXED)
+    return parts.joined()
+
+
+class _Parts:
+    """Lists of what sums over tensors are made of."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, list[dict[str, np.ndarray]]] = {k: [] for k in ("ranges", "ups", "downs", "passed")}
+        self.codes: list[float] = []
+
+    def tensor(self, codes: float) -> None:
+        """Begin the next tensor."""
+        self.codes.append(codes)
+
+    def put(self, name: str, value: np.ndarray, over: Any, under: Any, **more: Any) -> None:
+        """Values of the tensor, with the classes whose factors they are multiplied and divided by."""
+        whole = {"over": over, "under": under, "tensor": len(self.codes) - 1, **more}
+        arrays = {k: np.ravel(np.broadcast_to(v, value.shape)) for k, v in whole.items()}
+        self.lists[name].append({"value": np.ravel(value), **arrays})
+
+    def joined(self) -> dict[str, Arrays]:
+        """All tensors' values as one array each, in the types that JAX computes in; ranges as parts of the largest."""
+        found = {
+            name: {k: np.concatenate([part[k] for part in parts]) for k in parts[0]} if parts else {}
+            for name, parts in self.lists.items()
+        }
+        ranges, reach = found["ranges"], np.full(len(self.codes), _TINY)
+        np.maximum.at(reach, ranges["tensor"], np.minimum(ranges["value"], ranges["cap"]))
+        for key in ("value", "cap"):
+            ranges[key] = np.minimum(ranges[key] / reach[ranges["tensor"]], 1 / _TINY)
+        found["steps"] = {"squares": np.square(reach / np.array(self.codes)) / 12}
+        return jax.tree.map(lambda v: v.astype(np.float32 if v.dtype.kind == "f" else np.int32), found)
+
+
+@jax.jit
+def _descend(problem: dict[str, Arrays], room: jax.Array, sharpness: jax.Array, rate: jax.Array) -> jax.Array:
+    """The logarithms, at most `room`, that Adam's steps lead to."""
+    slope = jax.grad(lambda z: jnp.log(_noise(problem, z, sharpness)))
+    a, b = _DECAY
+
+    def step(state: _State, i: jax.Array) -> tuple[_State, None]:
+        z, first, second = state
+        g = slope(z).at[FIXED].set(0)
+        first, second = a * first + (1 - a) * g, b * second + (1 - b) * g**2
+        move = first / (1 - a ** (i + 1)) / (jnp.sqrt(second / (1 - b ** (i + 1))) + 1e-12)
+        return (jnp.minimum(z - rate * (1 - i / _STEPS) * move, room), first, second), None
+
+    zero = jnp.zeros(room.shape)
+    return lax.scan(step, (zero, zero, zero), jnp.arange(_STEPS))[0][0]
+
+
+def _noise(problem: dict[str, Arrays], z: jax.Array, p: jax.Array) -> jax.Array:
+    """The predicted noise, of ranges as p-norms."""
+    squares = problem["steps"]["squares"]
+    sums = functools.partial(jax.ops.segment_sum, num_segments=len(squares), indices_are_sorted=True)
+
+    def octaves(of: Arrays) -> jax.Array:
+        return z[of["over"]] - z[of["under"]]
+
+    of = problem["ranges"]
+    values = jnp.exp2(p * jnp.minimum(jnp.log2(of["value"]) + octaves(of), jnp.log2(of["cap"])))
+    squares = squares * jnp.exp2(2 / p * jnp.log2(jnp.maximum(sums(values, of["tensor"]), _TINY)))
+    for name in ("ups", "downs"):
+        of = problem[name]
+        squares = squares * sums(of["value"] * jnp.exp2(-2 * octaves(of)), of["tensor"])
+    total = squares.sum()
+    if of := problem["passed"]:
+        u = of["bound"] * jnp.maximum(jnp.exp2(-octaves(of)) / of["now"] - 1, 0)
+        total += (of["value"] * (1 - jnp.exp(-u) * (1 + u))).sum()
+    return total

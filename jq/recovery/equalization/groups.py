@@ -1,0 +1,368 @@
+"""Where factors may go: which channels of which tensors share one, and which must stay as they are.
+
+A positive factor of a channel passes through what is positively homogeneous, f(s x) = s f(x), and stops at layers,
+whose weights take it in: those that make the channel are multiplied, those that read it divided. So the channels of
+all tensors fall into classes with one factor each: the members of a residual sum are one class, the inputs of a
+Concat each keep theirs. All else that touches a channel fixes its class at one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.graph.schemas import attributes
+from jq.passes.affine import is_float
+
+FIXED = 0  # the class of all channels that have no factor
+
+_View = tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layer:
+    """A node with a constant weight, seen as (outputs, inputs of each, kernel)."""
+
+    node: Node
+    weight: np.ndarray  # float32 [O, J, K]
+    bias: np.ndarray | None  # float32 [O]
+    reads: np.ndarray  # int [O or 1, J]: the channel of the input that an element of the weight multiplies
+    turned: Callable[[np.ndarray], np.ndarray]  # the view of an array in the shape of the node's own weight
+
+    @property
+    def x(self) -> str:
+        """The tensor that it reads."""
+        return self.node.inputs[0]
+
+    @property
+    def y(self) -> str:
+        """The tensor that it makes."""
+        return self.node.outputs[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """Layers, and the class of every channel of every tensor that has channels."""
+
+    layers: tuple[Layer, ...]
+    channels: Mapping[str, np.ndarray]  # tensor -> classes [C], `FIXED` among them
+    group: np.ndarray  # class -> group: classes that are of the same tensor
+    clips: tuple[tuple[Node, float], ...]  # Clips from zero to a bound that factors pass
+
+    @property
+    def count(self) -> int:
+        """The number of classes."""
+        return len(self.group)
+
+
+def find_groups(graph: Graph, *, clips: bool = True) -> Groups:
+    """Return where factors may go in a prepared graph; past Clips from zero to a bound only with `clips`.
+
+    A Clip lets factors through as long as its bound does not matter: a channel with the factor s is cut at bound / s.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
+    >>> groups = find_groups(graph)
+    >>> len(groups.layers), groups.channels["input"]
+    (16, array([0]))
+    """
+    finder = _Finder(graph, clips)
+    for node in graph.nodes:
+        finder.visit(node)
+    return finder.result()
+
+
+class _Finder:
+    """Collects ties between channels; each channel of each tensor begins as a class of its own."""
+
+    def __init__(self, graph: Graph, through_clips: bool) -> None:
+        self.graph = graph
+        self.through_clips = through_clips
+        self.channels: dict[str, np.ndarray] = {}
+        self.ties: list[tuple[np.ndarray, np.ndarray]] = []
+        self.layers: list[Layer] = []
+        self.clips: list[tuple[Node, float]] = []
+        self.total = 1
+        interface = (*graph.inputs, *graph.outputs)
+        made = (o for n in graph.nodes for o in n.outputs if o)
+        for name in dict.fromkeys((*(v.name for v in interface), *made)):
+            self._add(name)
+        for value in interface:
+            self.fix(value.name)
+
+    def _add(self, name: str) -> None:
+        value = self.graph.values.get(name)
+        if name in self.graph.arrays or value is None or value.shape is None or len(value.shape) < 2:
+            return
+        count = value.shape[1]
+        if value.dtype in (np.float32, np.float16, np.float64) and isinstance(count, int) and count > 0:
+            self.channels[name] = np.arange(self.total, self.total + count)
+            self.total += count
+
+    def fix(self, *names: str) -> None:
+        """No factors for these tensors."""
+        for name in names:
+            if name in self.channels:
+                self.ties.append((self.channels[name], np.zeros_like(self.channels[name])))
+
+    def tie(self, a: str, b: str, repeat: int = 1) -> bool:
+        """The same factors for both tensors; of `repeat` channels of b for each one of a."""
+        left, right = self.channels.get(a), self.channels.get(b)
+        if left is None or right is None or len(left) * repeat != len(right):
+            return False
+        self.ties.append((np.repeat(left, repeat), right))
+        return True
+
+    def visit(self, node: Node) -> None:
+        layer = layer_of(self.graph, node)
+        if layer is not None and layer.x in self.channels and layer.y in self.channels:
+            counts = len(self.channels[layer.x]), len(self.channels[layer.y])
+            if layer.reads.max() < counts[0] and len(layer.weight) == counts[1]:
+                self.layers.append(layer)
+                return
+        if node.domain or node.subgraphs or not self._passes(node):
+            self.fix(*node.reads(), *node.outputs)
+
+    def _passes(self, node: Node) -> bool:
+        """Whether factors of what the node reads are factors of what it makes; ties them if so."""
+        graph, inputs, outputs = self.graph, node.inputs, [o for o in node.outputs if o]
+        if not inputs:
+            return True
+        x, y = inputs[0], outputs[0]
+        if any(i in self.channels for i in inputs[1:]) and node.op_type not in ("Add", "Sub", "Sum", "Concat"):
+            return False
+        match node.op_type:
+            case "Clip":
+                alone = self.through_clips and graph.sole_reader(x) is node
+                bound = _bound(graph, node) if alone else None
+                if bound is not None and self.tie(x, y):
+                    self.clips.append((node, bound))
+                    return True
+                return False
+            case "Split":
+                return self._split(node)
+            case "Concat":
+                return self._concat(node)
+            case "Add" | "Sub" | "Sum":
+                shapes = {_rank(graph, i) for i in inputs}
+                return len(shapes) == 1 and all(self.tie(i, y) for i in inputs)
+        if len(outputs) != 1 or not _is_homogeneous(graph, node):
+            return False
+        return self.tie(x, y, _repeats(graph, node))
+
+    def _concat(self, node: Node) -> bool:
+        y = self.channels.get(node.outputs[0])
+        rank = _rank(self.graph, node.outputs[0])
+        if y is None or attributes(self.graph, node).get("axis", 1) % (rank or 1) != 1:
+            return False
+        parts = [self.channels.get(i) for i in node.inputs]
+        counts = [_channels(self.graph, i) for i in node.inputs]
+        if None in counts or sum(c or 0 for c in counts) != len(y):
+            return False
+        ends = np.cumsum([c or 0 for c in counts])
+        for part, count, end in zip(parts, counts, ends, strict=True):
+            if count:  # of an array, the factors are fixed
+                own = y[end - count : end]
+                self.ties.append((own, np.zeros_like(own) if part is None else part))
+        return True
+
+    def _split(self, node: Node) -> bool:
+        x, rank = self.channels.get(node.inputs[0]), _rank(self.graph, node.inputs[0])
+        parts = [self.channels.get(o) for o in node.outputs]
+        if x is None or attributes(self.graph, node).get("axis", 0) % (rank or 1) != 1 or any(p is None for p in parts):
+            return False
+        joined = np.concatenate([p for p in parts if p is not None])
+        if len(joined) == len(x):
+            self.ties.append((joined, x))
+        return len(joined) == len(x)
+
+    def result(self) -> Groups:
+        """The classes, numbered anew in the order in which the graph makes them."""
+        a, b = (np.concatenate([t[i] for t in self.ties] or [np.zeros(0, np.int64)]) for i in (0, 1))
+        root = _components(self.total, a, b)
+        kept, number = np.unique(root, return_inverse=True)
+        channels = {k: number[v] for k, v in self.channels.items()}
+        group = np.full(len(kept), -1)
+        group[FIXED] = FIXED
+        for index, classes in enumerate(channels.values()):
+            new = classes[group[classes] < 0]
+            group[new] = index + 1
+        _, group = np.unique(group, return_inverse=True)
+        return Groups(tuple(self.layers), channels, group, tuple(self.clips))
+
+
+def _components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The least member of the connected component of each number."""
+    root = np.arange(count)
+    while True:
+        least = np.minimum(root[a], root[b])
+        before = root.copy()
+        np.minimum.at(root, a, least)
+        np.minimum.at(root, b, least)
+        np.minimum.at(root, before, root)  # what it was tied to goes along
+        root = root[root]
+        if np.array_equal(root, before):
+            return root
+
+
+def layer_of(graph: Graph, node: Node) -> Layer | None:
+    """The node as a layer, or None where its arrays are not constant or not of a value per channel."""
+    if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
+        return None
+    weight = graph.params.get(node.inputs[1])
+    name = node.inputs[2] if len(node.inputs) > 2 else ""
+    bias = graph.params.get(name)
+    if weight is None or not is_float(weight.dtype) or (name and bias is None):
+        return None
+    found = _product(graph, node, weight) if node.op_type in ("Gemm", "MatMul") else _convolution(node, weight)
+    if found is None:
+        return None
+    seen, reads, turned = found
+    outputs = len(seen)
+    if bias is not None and (bias.size not in (1, outputs) or (bias.size > 1 and bias.shape[-1] != outputs)):
+        return None
+    flat = None if bias is None else np.broadcast_to(bias.reshape(-1), outputs).astype(np.float32)
+    return Layer(node, seen.astype(np.float32, copy=False), flat, reads, turned)
+
+
+def _product(graph: Graph, node: Node, weight: np.ndarray) -> _View | None:
+    """A matrix as [O, J, 1], what it reads, and the way back."""
+    if weight.ndim != 2 or _rank(graph, node.inputs[0]) != 2 or node.attrs.get("transA", 0):
+        return None
+    axes = (0, 1) if node.attrs.get("transB", 0) else (1, 0)
+
+    def turned(array: np.ndarray) -> np.ndarray:
+        return array[:, :, 0].transpose(axes)
+
+    return weight.transpose(axes)[:, :, None], np.arange(weight.shape[axes[1]])[None], turned
+
+
+def _convolution(node: Node, weight: np.ndarray) -> _View | None:
+    """A convolution's weight as [O, J, K], what it reads, and the way back."""
+    group, shape = node.attrs.get("group", 1), weight.shape
+    if node.op_type == "Conv":
+        outputs, each = shape[:2]
+        if outputs % group:
+            return None
+        first = np.arange(outputs) // (outputs // group) * each
+        seen = weight.reshape(outputs, each, -1)
+
+        def turned(array: np.ndarray) -> np.ndarray:
+            return array.reshape(shape)
+
+    else:
+        inputs, made = shape[:2]
+        if inputs % group:
+            return None
+        each = inputs // group
+        first = np.repeat(np.arange(group) * each, made)
+        seen = weight.reshape(group, each, made, -1).swapaxes(1, 2).reshape(group * made, each, -1)
+
+        def turned(array: np.ndarray) -> np.ndarray:
+            return array.reshape(group, made, each, -1).swapaxes(1, 2).reshape(shape)
+
+    reads = (first[:1] if group == 1 else first)[:, None] + np.arange(each)
+    return seen, reads, turned
+
+
+_HOMOGENEOUS = frozenset({
+    "Relu", "LeakyRelu", "PRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Dropout",
+    "Pad", "ReduceMean", "ReduceMax", "ReduceSum", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Resize", "Upsample",
+})  # fmt: skip
+
+
+def _is_homogeneous(graph: Graph, node: Node) -> bool:
+    """Whether f(s x) = s f(x) for any positive factors of the channels, apart from how they are laid out."""
+    if node.op_type not in _HOMOGENEOUS:
+        return False
+    if node.op_type == "Pad":
+        if _pads_channels(graph, node):
+            return False
+        if attributes(graph, node).get("mode", "constant") != "constant":
+            return True
+        value = graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+        given = len(node.inputs) > 2 and node.inputs[2] and value is None
+        return not given and not np.any(node.attrs.get("value", 0)) and (value is None or not np.any(value))
+    if node.op_type == "Resize":  # where what lies outside has a value of its own
+        return node.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
+    return True
+
+
+def _pads_channels(graph: Graph, node: Node) -> bool:
+    """Whether a Pad moves channels, or may."""
+    pads, rank = _ints(graph, node, "pads"), _rank(graph, node.inputs[0])
+    axes = _ints(graph, node, "axes", 3)
+    if pads is None or rank is None or (axes is None and len(node.inputs) > 3 and node.inputs[3]):
+        return True
+    padded = [a % rank for a in axes] if axes is not None else list(range(rank))
+    return any(pad for axis, pad in zip(padded * 2, pads, strict=False) if axis < 2)
+
+
+def _repeats(graph: Graph, node: Node) -> int:
+    """How many channels of the output, one after the other, hold what is one of the input; 0 if it is not so."""
+    before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
+    if before is None or after is None or len(after) < 2:
+        return 0
+    if node.op_type in ("ReduceMean", "ReduceMax", "ReduceSum"):
+        axes = _ints(graph, node, "axes")
+        inner = axes is not None and {a % len(before) for a in axes} == set(range(2, len(before)))
+        spatial = inner or (
+            len(after) == len(before) and axes is not None and not {0, 1} & {a % len(before) for a in axes}
+        )
+        return 1 if spatial and before[1] == after[1] else 0
+    if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
+        if node.op_type == "Flatten" and attributes(graph, node).get("axis", 1) != 1:
+            return 0
+        if not all(isinstance(d, int) for d in (*before[1:], *after[1:])):
+            return 0
+        size, channels = math.prod(map(int, before[1:])), int(before[1])  # type: ignore[arg-type]
+        if math.prod(map(int, after[1:])) != size:  # type: ignore[arg-type]
+            return 0
+        if after[1] == channels:
+            return 1
+        return size // channels if len(after) == 2 or all(d == 1 for d in after[2:]) else 0
+    if node.op_type == "PRelu":
+        slope = graph.arrays.get(node.inputs[1])
+        return 1 if slope is not None else 0
+    return 1 if before[:2] == after[:2] and len(before) == len(after) else 0
+
+
+def _bound(graph: Graph, node: Node) -> float | None:
+    """The upper bound of a Clip from zero, or None."""
+    low, high = (node.attrs.get(k) for k in ("min", "max"))
+    if len(node.inputs) > 1 or (low is None and high is None):
+        arrays = [graph.arrays.get(i) for i in node.inputs[1:]]
+        if len(arrays) != 2 or any(a is None or a.size != 1 for a in arrays):
+            return None
+        low, high = (float(a.reshape(())) for a in arrays if a is not None)
+    if low is None or high is None or float(low) != 0 or not 0 < float(high) < np.inf:
+        return None
+    return float(high)
+
+
+def _ints(graph: Graph, node: Node, attribute: str, index: int = 1) -> Sequence[int] | None:
+    """Numbers that are an attribute in old operator sets and a constant input in new ones."""
+    if attribute in node.attrs:
+        return [int(i) for i in node.attrs[attribute]]
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    return [int(i) for i in graph.constants[name].reshape(-1)] if name in graph.constants else None
+
+
+def _shape(graph: Graph, name: str) -> tuple[int | str | None, ...] | None:
+    value = graph.values.get(name)
+    return None if value is None else value.shape
+
+
+def _rank(graph: Graph, name: str) -> int | None:
+    shape = _shape(graph, name)
+    return None if shape is None else len(shape)
+
+
+def _channels(graph: Graph, name: str) -> int | None:
+    shape = _shape(graph, name)
+    count = shape[1] if shape is not None and len(shape) > 1 else None
+    return count if isinstance(count, int) else None

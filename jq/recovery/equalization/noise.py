@@ -1,0 +1,285 @@
+"""How much noise rounding to few bits will add, predicted from channels and weights, for any factors.
+
+A tensor with one scale has the rounding error step^2 / 12 in every channel, and the step is that of its largest
+channel. Of channel c with the factor s_c that is step^2 / 12 / s_c^2 as the original would have it. Of a weight, each
+product's error has the power of what it multiplies; of a bias, it is a constant. What an error does to the outputs
+of the network is told by the weights on its way: see `importance`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.config import QuantConfig
+from jq.graph import Graph, Node
+from jq.plan.placement import absorbed, rule_of
+from jq.recovery.equalization.channels import Channels
+from jq.recovery.equalization.groups import Groups, Layer
+
+_TINY = 1e-30  # in place of powers that are zero, where something is divided by them
+_CANDIDATES = 3  # steps of which MinMSE takes one: the next coarser one, that of the range, the next finer one
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Importance:
+    """By what factor the noise power of a channel counts in the end: its part of the power of the outputs."""
+
+    white: np.ndarray  # of noise that differs from pixel to pixel
+    steady: np.ndarray  # of a constant
+
+    @property
+    def mixed(self) -> np.ndarray:
+        """Of noise between the two, as a weight's error is: it changes with the image, but little."""
+        return (self.white + self.steady) / 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Activation:
+    """A tensor that is rounded, and the noise that this adds."""
+
+    name: str
+    classes: np.ndarray  # [C]
+    seen: Channels
+    importance: Importance
+    bound: float | None  # of the Clip that makes it
+    grid: Grid
+
+    def noise(self, factors: np.ndarray) -> float:
+        """The predicted noise with these factors of all classes, with what its Clip no longer cuts."""
+        f, seen = factors[self.classes], self.seen
+        reach, passed = seen.reach, np.zeros(1)
+        if self.bound is not None:
+            reach, passed = np.minimum(reach, self.bound / f), self.passed(f)
+        steps = self.grid.steps(float((reach * f).max(initial=0)))[:, None]
+        # What the largest code cuts off, of values that are distributed exponentially; of a channel that is less
+        # than half a step, nothing is left but its own power.
+        largest = self.grid.codes * steps / f
+        mean = np.sqrt(np.maximum(seen.power, _TINY) / (2 * np.maximum(seen.active, 1e-3)))
+        cut = np.where(largest < reach, seen.power * np.exp(-largest / mean), 0)
+        noise = np.minimum(np.square(steps / f) / 12 * seen.active, seen.power) + cut
+        best = (noise * f**2).sum(1).argmin()
+        return float(((noise[best] + passed) * self.importance.white).sum())
+
+    def passed(self, f: np.ndarray) -> np.ndarray:
+        """The mean square of what a Clip at its bound b passes of channels with factors f < 1, which it cuts at b / f."""
+        assert self.bound is not None
+        u = self.bound * np.maximum(1 / f - 1, 0) / self.tail
+        return self.seen.beyond * (1 - np.exp(-u) * (1 + u))
+
+    @property
+    def tail(self) -> np.ndarray:
+        """The mean of what exceeds a Clip's bound, of the values that do, as if distributed exponentially."""
+        assert self.bound is not None
+        return np.maximum(self.seen.beyond / np.maximum(2 * self.seen.over, _TINY), 1e-3 * self.bound)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """The weight of a layer, or its bias as a weight of ones, and the noise that rounding it adds."""
+
+    made: np.ndarray  # classes of the outputs [O]
+    read: np.ndarray  # classes of what the elements multiply [O or 1, J]
+    power: np.ndarray  # and its power
+    size: np.ndarray  # magnitudes [O, J, K]
+    importance: np.ndarray  # of the outputs [O]
+    grid: Grid
+
+    @functools.cached_property
+    def kernels(self) -> np.ndarray:
+        """The largest magnitude of each kernel [O, J]."""
+        return self.size.max(2)
+
+    def noise(self, factors: np.ndarray) -> float:
+        """The predicted noise with these factors of all classes."""
+        up, down = factors[self.made], factors[self.read]
+        size = self.size * (up[:, None] / down)[:, :, None].astype(np.float32)
+        weight, power = self.importance / up**2, np.broadcast_to(self.power * down**2, size.shape[:2])
+        reach = float(size.max(initial=0))
+        steps = self.grid.steps(reach)
+        even = size.shape[2] * float(power.sum(1) @ weight) / 12
+        cuts = self.grid.codes * steps.min() < reach
+        at = np.flatnonzero(size > self.grid.codes * steps.min()) if cuts else np.zeros(0, np.int64)
+        rows, columns = np.unravel_index(at // size.shape[2], size.shape[:2])
+        cut = np.square(np.maximum(size.reshape(-1)[at] - self.grid.codes * steps[:, None], 0))
+        best = (steps**2 / 12 * size.size + cut.sum(1)).argmin()
+        return float(steps[best] ** 2 * even + cut[best] @ (weight[rows] * power[rows, columns]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Steps and codes of a kind of tensor."""
+
+    codes: float  # on either side of zero
+    power_of_two: bool
+
+    def steps(self, reach: float) -> np.ndarray:
+        """The steps of which the one of least squared error is taken, for a range."""
+        step = max(reach, _TINY) / self.codes
+        if not self.power_of_two:
+            return np.array([step])
+        return np.exp2(np.rint(np.log2(step)) + 1 - np.arange(_CANDIDATES))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Noise:
+    """All that is rounded."""
+
+    groups: Groups
+    activations: tuple[Activation, ...]
+    weights: tuple[Weight, ...]
+
+    @functools.cached_property
+    def terms(self) -> tuple[tuple[Callable[[np.ndarray], float], frozenset[int]], ...]:
+        """The noise of each tensor as a function of the factors, with the groups whose factors matter."""
+        group = self.groups.group
+        activations = [(a.noise, frozenset(group[a.classes].tolist())) for a in self.activations]
+        weights = [
+            (w.noise, frozenset([*group[w.made].tolist(), *group[w.read].ravel().tolist()])) for w in self.weights
+        ]
+        return (*activations, *weights)
+
+    def total(self, factors: np.ndarray) -> float:
+        """The predicted noise, as a part of the power of the network's outputs."""
+        return sum(noise(factors) for noise, _ in self.terms)
+
+
+def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: QuantConfig) -> Noise:
+    """Return what a config rounds in a graph."""
+    important = importance(graph, groups, seen)
+    grids = [
+        Grid((1 << f.bits - 1) - 1.0 if isinstance(f, Integer) else 127.0, config.scale == "power_of_two")
+        for f in (config.activation, config.weight)
+    ]
+    bounds = {node.outputs[0]: bound for node, bound in groups.clips}
+    unrounded = absorbed(graph).keys() | _moved(graph)
+    pooled = _pooled(graph) if "align_pool" in config.constraints else {}
+    activations = []
+    for name in groups.channels:
+        if name in seen and name in important and name not in unrounded:
+            source = pooled.get(name, name)  # whose step it has
+            reach = seen[source].reach if source in seen else seen[name].reach
+            found = dataclasses.replace(seen[name], reach=reach)
+            bound = bounds.get(source) if source in seen else None
+            activations.append(Activation(name, groups.channels[name], found, important[name], bound, grids[0]))
+    weights = []
+    for layer in groups.layers:
+        if layer.y not in important:
+            continue
+        x, made, counts = seen[layer.x], groups.channels[layer.y], important[layer.y]
+        # Where biases are corrected, a weight's error has no mean.
+        power = (x.variance if config.corrects_bias else x.power)[layer.reads]
+        read = groups.channels[layer.x][layer.reads]
+        weights.append(Weight(made, read, power, np.abs(layer.weight), counts.mixed, grids[1]))
+        if layer.bias is not None and config.bias == "weight":
+            one = np.ones((1, 1))
+            size = np.abs(layer.bias)[:, None, None]
+            weights.append(Weight(made, np.zeros((1, 1), np.int64), one, size, counts.steady, grids[1]))
+    return Noise(groups, tuple(activations), tuple(weights))
+
+
+def _moved(graph: Graph) -> set[str]:
+    """Tensors that hold values of others that are rounded."""
+    rules = [(node, rule_of(graph, node)) for node in graph.nodes]
+    return {o for node, rule in rules if rule is not None and rule.shares for o in node.outputs}
+
+
+def _pooled(graph: Graph) -> dict[str, str]:
+    """Averages that have the step of what they are taken of, which the NPU's pools need."""
+    pools = [n for n in graph.nodes if n.op_type in ("AveragePool", "GlobalAveragePool") and not n.domain]
+    return {n.outputs[0]: n.inputs[0] for n in pools}
+
+
+def importance(graph: Graph, groups: Groups, seen: Mapping[str, Channels]) -> dict[str, Importance]:
+    """Return the importance of the channels of every tensor, from the outputs backwards.
+
+    An output's noise counts by its part of the output's power. A layer passes noise on by its squared weights, scaled
+    such that what it reads counts as much altogether as what it makes: errors, as parts of the power, add up from
+    layer to layer. In a sum, an operand counts by its part of the power.
+    """
+    layers = {layer.node: layer for layer in groups.layers}
+    backwards = _Backwards(groups, seen)
+    for name in graph.output_names:
+        backwards.spread(name, 1.0)
+    for node in reversed(graph.nodes):
+        y = next((o for o in node.outputs if o in backwards.found), None)
+        if node in layers and y is not None:
+            backwards.layer(layers[node])
+        elif y is None or not backwards.follow(node):
+            for name in dict.fromkeys(node.reads()):
+                backwards.spread(name, 1.0 if y is None else backwards.parts[y])
+    return backwards.found
+
+
+class _Backwards:
+    """Importance on its way from the outputs, and which part of the outputs' power it makes of each tensor."""
+
+    def __init__(self, groups: Groups, seen: Mapping[str, Channels]) -> None:
+        self.channels, self.seen = groups.channels, seen
+        self.found: dict[str, Importance] = {}
+        self.parts: dict[str, float] = {}
+
+    def add(self, name: str, white: np.ndarray, steady: np.ndarray, part: float) -> None:
+        """Another reader of a tensor."""
+        if name in self.channels:
+            old = self.found.get(name)
+            self.found[name] = (
+                Importance(white, steady) if old is None else Importance(white + old.white, steady + old.steady)
+            )
+            self.parts[name] = self.parts.get(name, 0.0) + part
+
+    def spread(self, name: str, part: float) -> None:
+        """A reader of which nothing is known: all of its noise counts alike."""
+        if name in self.channels and name in self.seen:
+            even = np.full(len(self.channels[name]), part / max(self.seen[name].variance.sum(), _TINY))
+            self.add(name, even, even, part)
+
+    def layer(self, layer: Layer) -> None:
+        """Through squared weights; a constant through their sums over a kernel."""
+        after, part, x = self.found[layer.y], self.parts[layer.y], self.seen[layer.x]
+
+        def back(gain: np.ndarray) -> np.ndarray:
+            reads = np.broadcast_to(layer.reads, gain.shape)
+            return np.bincount(reads.ravel(), (gain * after.white[:, None]).ravel(), len(x.mean))
+
+        white = back(np.square(layer.weight).sum(2, dtype=np.float64))
+        steady = back(np.square(layer.weight.sum(2, dtype=np.float64)))
+        norm = part / max((white * x.variance).sum(), _TINY)
+        self.add(layer.x, white * norm, steady * norm, part)
+
+    def follow(self, node: Node) -> bool:
+        """Through what moves, cuts, adds up or averages channels; whether the node is of these."""
+        x, y = node.inputs[0] if node.inputs else "", node.outputs[0]
+        count = len(self.channels.get(x, ()))
+        if node.domain or y not in self.found or not count:
+            return False
+        after, part = self.found[y], self.parts[y]
+        match node.op_type:
+            case "Relu" | "Clip":
+                active = self.seen[y].active if y in self.seen else 1.0
+                self.add(x, after.white * active, after.steady * active, part)
+            case "Add" | "Sub" | "Sum":
+                known = [n for n in node.inputs if n in self.seen and len(self.seen[n].mean) == len(after.white)]
+                own = [float((after.white * self.seen[n].variance).sum()) for n in known]
+                for name, power in zip(known, own, strict=True):
+                    self.add(name, after.white, after.steady, part * power / max(sum(own), _TINY))
+            case "Concat":
+                counts = [len(self.channels.get(name, ())) for name in node.inputs]
+                if not all(counts) or sum(counts) != len(after.white):
+                    return False
+                for name, end, size in zip(node.inputs, np.cumsum(counts), counts, strict=True):
+                    part_of = slice(end - size, end)
+                    self.add(name, after.white[part_of], after.steady[part_of], part * size / len(after.white))
+            case _:
+                if len(after.white) % count:
+                    return False
+                white, steady = (v.reshape(count, -1).sum(1) for v in (after.white, after.steady))
+                averages = node.op_type in ("GlobalAveragePool", "AveragePool", "ReduceMean")
+                if averages and x in self.seen and y in self.seen:
+                    white = white * (self.seen[y].pixels / max(self.seen[x].pixels, 1))
+                self.add(x, white, steady, part)
+        return True

@@ -1,0 +1,118 @@
+"""Layer by layer: rounding that makes the squared error of a layer's output least, and the bias that fits it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.graph import Node
+from jq.plan import Plan, QParams
+from jq.recovery.adaquant import fake_quant_columns
+from jq.recovery.means import fitted
+from jq.recovery.parts import Pattern, Unit, bias_of, linear_of, program, weight_of
+from jq.recovery.quadratic_form import Form, Sums, sums
+from jq.recovery.walk import Site, Tensors, added, over_chunks
+
+Array = Any
+# Of columns of weights, as they are quantized, and the form of their error. A function, or a registered dataclass that
+# is called, whose fields are then arguments of what is compiled.
+Rounding = Callable[[Array, QParams, Form], Array]
+_FEEDS, _PIXELS = 32, 1 << 16  # at least so many, of what an image's mean is taken
+
+
+def nearest(columns: Array, found: QParams, form: Form) -> Array:
+    """Round each weight to the nearest code."""
+    return fake_quant_columns(found, columns)
+
+
+def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
+    """Return the site with its one layer rounded, and its bias what makes the mean of the output right.
+
+    A rounding that is no better than the nearest is not taken.
+    """
+    pattern, graph = site.unit.pattern, site.unit.pattern.graph
+    index = site.unit.layer
+    assert index is not None
+    node = graph.nodes[index]
+    weight, bias = weight_of(graph, node), bias_of(graph, node)
+    assert weight is not None
+    step = functools.partial(_sums, pattern, index, site.feeds, site.given)
+    total = added(over_chunks(step, site.floats, site.codes, site.valid))
+    linear, w, scale = linear_of(graph, node), np.asarray(site.given[weight]), site.plan.weights[weight]
+    assert linear is not None
+    if jax.tree_util.all_leaves([rounding]):  # a function, not a pytree of numbers
+        rounding = jax.tree_util.Partial(rounding)
+    rounded, shift, before, after = _solved(rounding, linear.columns(w, node.attrs), scale, total)
+    site = site.replace(params=site.params | {weight: linear.weights(np.asarray(rounded), w.shape, node.attrs)})
+    if bias is not None and site.given[bias].size == shift.size:
+        site = site.replace(
+            params=site.params
+            | {bias: np.asarray(site.given[bias]) + np.asarray(shift).reshape(site.given[bias].shape)}
+        )
+        if site.unit.watched is not None:
+            some = slice(_enough(site, node))
+            fit = fitted(site.params[bias], added(site.means[some]), site.quantized_means(some))
+            site = site.replace(params=site.params | {bias: fit})
+    return site, float(before), float(after)
+
+
+def _enough(site: Site, node: Node) -> int:
+    """How many chunks are enough for means: both networks' are of the same data, so their difference needs few."""
+    _, *feed = site.codes[0][node.inputs[0]].array.shape
+    pixels = math.prod(feed) // max(1, feed[1] if len(feed) == 3 else feed[-1])
+    feeds = max(_FEEDS, -(-_PIXELS // pixels))
+    return -(-feeds // len(site.valid[0]))
+
+
+def can_round(unit: Unit, plan: Plan) -> bool:
+    """Whether a unit is one layer that is a sum of products, with symmetric integers for weights in its plan."""
+    if unit.layer is None:
+        return False
+    graph = unit.pattern.graph
+    node = graph.nodes[unit.layer]
+    found = plan.weights[str(weight_of(graph, node))]
+    codes = found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
+    reads = node.inputs[0] in {v.name for v in graph.inputs}
+    return linear_of(graph, node) is not None and codes and reads
+
+
+@program(3)
+def _sums(
+    pattern: Pattern, index: int, feeds: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors, valid: Array
+) -> Sums:
+    """What a chunk adds to the form of a layer that reads an input of the unit.
+
+    A layer is linear: its outputs are off by what it makes of its inputs' difference.
+    """
+    node, graph = pattern.graph.nodes[index], pattern.graph
+    linear, weight = linear_of(graph, node), weight_of(graph, node)
+    assert linear is not None and weight is not None
+    seen, wanted = _images(codes[node.inputs[0]].value), _images(floats[node.inputs[0]].value)
+    copies = len(seen) // len(valid)
+    of_images = jnp.repeat(valid, copies)
+    return sums(linear, node.attrs, seen, wanted - seen, params[weight], of_images, feeds * copies)
+
+
+def _images(chunk: Array) -> Array:
+    """(feeds, batch, ...) as one batch."""
+    return chunk.reshape(chunk.shape[0] * chunk.shape[1], *chunk.shape[2:])
+
+
+@program(0)
+def _solved(rounding: Rounding, columns: Array, found: QParams, total: Sums) -> tuple[Array, Array, Array, Array]:
+    """Columns rounded, what the best bias for them is off, and the error of the nearest rounding and of this.
+
+    Compiled for shapes, not for patterns or numbers: this takes longer to compile than all else of a unit.
+    """
+    form = Form.of(total)
+    plain, rounded = nearest(columns, found, form), rounding(columns, found, form)
+    before, after = form(plain - columns), form(rounded - columns)
+    rounded = jnp.where(after < before, rounded, plain)
+    return rounded, form.shift(rounded - columns), before, jnp.minimum(before, after)

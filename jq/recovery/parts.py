@@ -1,0 +1,281 @@
+"""A network in parts, each of which is tuned by itself: layers, or blocks between places where one tensor goes on.
+
+Units of like structure are one to the compiler: a `Pattern` names tensors by their order, so that what is compiled
+for one residual block serves all of its shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+
+from jq.graph import Graph, Node, Value
+from jq.graph.edit import rename
+from jq.ops.table import Linear, demanded, lookup
+from jq.plan import Plan
+from jq.plan.placement import absorbed
+from jq.recovery.means import activation
+from jq.util.digest import digest
+
+Kind = Literal["layer", "block", "network"]
+_programs = [8]  # of a function, that are kept compiled; the last counts
+_LAYERS = 3  # of a block, where structure alone would make it smaller
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A part of a network whatever its tensors are called."""
+
+    key: str
+    graph: Graph = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unit:
+    """A part of a network: consecutive nodes, what they read from before, and what is read of them after."""
+
+    nodes: tuple[Node, ...]
+    layers: tuple[Node, ...]  # the nodes with weights that a plan quantizes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    pattern: Pattern
+    names: Mapping[str, str]  # of tensors, in the pattern
+    feed_bytes: int  # of its largest tensor, of one feed
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        found = self.layers or self.nodes
+        return found[0].label if len(found) == 1 else f"{found[0].label} .. {found[-1].label}"
+
+    @property
+    def layer(self) -> int | None:
+        """Which node is the unit's one layer, if it has just one."""
+        return self.nodes.index(self.layers[0]) if len(self.layers) == 1 else None
+
+    @functools.cached_property
+    def watched(self) -> int | None:
+        """The layer, if it goes on in an activation, after which its means are not what its form says."""
+        if self.layer is None or not activation(self.pattern.graph, self.pattern.graph.nodes[self.layer]).nodes:
+            return None
+        return self.layer
+
+    def inside(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the network's values that the pattern has, by its names."""
+        return {self.names[k]: v for k, v in values.items() if k in self.names}
+
+    def outside(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of the pattern by the network's names."""
+        own = {v: k for k, v in self.names.items()}
+        return {own[k]: v for k, v in values.items()}
+
+    def plan(self, plan: Plan) -> Plan:
+        """What a plan says of the pattern. Its inputs come quantized, but for those of the network."""
+        made = {o for n in self.nodes for o in n.outputs}
+        return Plan(
+            activations=self.inside({k: q for k, q in plan.activations.items() if k in made}),
+            weights=self.inside(plan.weights),
+            nodes=frozenset(self.names[o] for o in plan.nodes if o in made),
+            forms=plan.forms,
+        )
+
+
+_compilers: contextvars.ContextVar[Executor | None] = contextvars.ContextVar("compilers", default=None)
+
+
+@contextlib.contextmanager
+def rehearsing() -> Iterator[None]:
+    """In this thread programs are compiled for their arguments, by others, and not run: they return zeros."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes a hundred megabytes: no more than help
+        token = _compilers.set(pool)
+        try:
+            yield
+        finally:
+            _compilers.reset(token)
+
+
+@contextlib.contextmanager
+def keeping_programs(most: int = 1024) -> Iterator[None]:
+    """Here programs are kept compiled from one walk to the next, so many of each function."""
+    _programs.append(most)
+    try:
+        yield
+    finally:
+        _programs.pop()
+
+
+_Coming: TypeAlias = dict[Any, tuple[Future[Any], Any]]  # by what arguments are like: a compilation, and what it gives
+
+
+def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function for the first of its arguments, of which the first is a pattern.
+
+    Programs of the last few patterns are kept: each holds some megabytes, and like units are near each other.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+        made: dict[tuple[Any, ...], tuple[Any, _Coming]] = {}  # the last used at the end
+        lock = threading.Lock()
+
+        def compiled(*static: Any) -> tuple[Any, _Coming]:
+            with lock:
+                made[static] = found = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), {})
+                while len(made) > _programs[-1]:
+                    del made[next(iter(made))]
+                return found
+
+        @functools.wraps(fn)
+        def call(*arguments: Any) -> Any:
+            (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
+            if pool := _compilers.get():
+                leaves, structure = jax.tree.flatten(given)
+                key = structure, tuple(map(jax.typeof, leaves))
+                if key not in coming:
+                    lowered = run.lower(*given)
+                    coming[key] = pool.submit(lowered.compile), lowered.out_info
+                return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), coming[key][1])
+            wait([future for future, _ in tuple(coming.values())])
+            return run(*given)
+
+        return call
+
+    return wrap
+
+
+def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
+    """Return the parts of a graph, in order, all nodes in one of them."""
+    layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
+    ends = [len(graph.nodes)]
+    if kind != "network":
+        allowed = dict(cuts(graph))
+        if kind == "layer":
+            chosen = set(layers)
+            ends = [i for i, n in enumerate(graph.nodes) if n in chosen and i in allowed and i] + ends
+        else:
+            raw = absorbed(graph).keys()  # where an operator goes on in its activation
+            alone = [i for i, live in allowed.items() if i and len(live) == 1 and live.isdisjoint(raw)]
+            ends = _blocks(graph, alone, set(layers)) + ends
+    parts = (graph.nodes[a:b] for a, b in itertools.pairwise([0, *ends]))
+    return [_unit(graph, part, layers) for part in parts if part]
+
+
+def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
+    """Whether a node has a weight with channels that a plan quantizes and no other node reads."""
+    name = weight_of(graph, node)
+    return name in plan.weights and name is not None and graph.sole_reader(name) is not None
+
+
+def weight_of(graph: Graph, node: Node) -> str | None:
+    """The weight of a node that has channels: None where it has none."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None or entry.channels is None:
+        return None
+    names = entry.operands(node, frozenset({entry.channels(node.attrs)[0]}))
+    return names[0] if names and names[0] in graph.params else None
+
+
+def bias_of(graph: Graph, node: Node) -> str | None:
+    """The constant bias of a node that no other reads."""
+    entry = lookup(node, graph.opset(node.domain))
+    if entry is None or entry.quant.bias is None:
+        return None
+    names = entry.operands(node, frozenset({entry.quant.bias}))
+    return names[0] if names and names[0] in graph.params and graph.sole_reader(names[0]) is not None else None
+
+
+def linear_of(graph: Graph, node: Node) -> Linear | None:
+    """How a node's output hangs on its weight, where that is a sum of products with what it reads."""
+    entry = lookup(node, graph.opset(node.domain))
+    found, weight = None if entry is None else entry.quant.linear, weight_of(graph, node)
+    if found is None or weight is None or node.inputs[0] in graph.arrays:
+        return None
+    return found if found.when(node.attrs, graph.params[weight].ndim) else None
+
+
+def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
+    """Where the graph may be cut, before the node of each index, with the tensors that go on there."""
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads()}
+    steering, values = demanded(graph), graph.values
+    live = {v.name for v in graph.inputs}
+    for i, node in enumerate(graph.nodes):
+        live = {t for t in live if last.get(t, -1) >= i}
+        types = (values[t].dtype if t in values else None for t in live)
+        if live.isdisjoint(steering) and all(d in (None, np.float32) for d in types):
+            yield i, frozenset(live)
+        live.update(o for o in node.outputs if o)
+
+
+def _blocks(graph: Graph, cuts: Sequence[int], layers: Set[Node]) -> list[int]:
+    """Those of the cuts that end a block: parts of a chain are taken together up to some layers."""
+    found, count = [], 0
+    for start, end in itertools.pairwise([0, *cuts, len(graph.nodes)]):
+        here = sum(n in layers for n in graph.nodes[start:end])
+        if count and count + here > _LAYERS:
+            found.append(start)
+            count = 0
+        count += here
+    return found
+
+
+def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
+    made = {o for n in nodes for o in n.outputs if o}
+    read = dict.fromkeys(r for n in nodes for r in n.reads() if r not in made)
+    inputs = [r for r in read if r not in graph.arrays]
+    within = set(nodes)
+    outputs = [
+        o
+        for n in nodes
+        for o in n.outputs
+        if o and (o in graph.output_names or any(r not in within for r in graph.consumers.get(o, ())))
+    ]
+    names = {t: f"t{i}" for i, t in enumerate(dict.fromkeys((*read, *(o for n in nodes for o in n.outputs if o))))}
+    return Unit(
+        tuple(nodes),
+        tuple(n for n in nodes if n in layers),
+        tuple(inputs),
+        tuple(outputs),
+        _pattern(graph, nodes, inputs, outputs, names),
+        names,
+        max((_bytes(graph.values[t]) for t in (*inputs, *made) if t in graph.values), default=1),
+    )
+
+
+def _bytes(value: Value) -> int:
+    """Of one feed; its free dims count as one."""
+    return 4 * math.prod(d for d in value.shape or () if isinstance(d, int))
+
+
+def _pattern(
+    graph: Graph, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str], names: Mapping[str, str]
+) -> Pattern:
+    part = rename(graph.replace(nodes=tuple(n.replace(name="") for n in nodes)), names)
+    part = part.replace(
+        # The NPU's forms, as of pools, hang on shapes.
+        inputs=tuple(dataclasses.replace(graph.values.get(i, Value(i)), name=names[i]) for i in inputs),
+        outputs=tuple(Value(names[o]) for o in outputs),
+        declared={},
+        metadata={},
+        name="part",
+    ).with_arrays({names[k]: a for k, a in graph.arrays.items() if k in names})
+    known = demanded(part) | part.constants.keys()
+    # What is compiled in: structure and known values. Weights are arguments.
+    key = digest(
+        part.nodes,
+        part.inputs,
+        part.outputs,
+        {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()},
+        graph.opsets,
+    )
+    return Pattern(key, part)

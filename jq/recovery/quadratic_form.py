@@ -1,0 +1,133 @@
+"""The squared error of a layer's output over all data, as a quadratic form of what its weights are off.
+
+With rows x that the quantized network gives the layer, and outputs of the float layer that are off by e where the
+weights W are kept, weights W + D with the bias b + d are off by e - x D - d, in the mean square
+
+    tr(D' A D) - 2 tr(D' R) + c + |m_e - m_x D - d|^2,    A = cov(x),  R = cov(x, e),  c = var(e),
+
+so one pass over the data is all that the error needs, for as many steps as one likes. The best bias makes the last
+term zero. Not all positions are needed, as neighbours in an image are much alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.ops.table import Linear
+
+Array = Any
+_SAMPLES, _LEAST = 64, 1 << 11  # positions: per row of A, and at least
+_AT_ONCE = 8  # positions of thin groups
+_FEW = 32  # rows of a group, up to which sums of products cost less than small matrix products
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sums:
+    """What is added up over data, at some positions of each image."""
+
+    xx: Array  # (groups, K, K)
+    xe: Array  # (groups, K, outputs)
+    ee: Array
+    x: Array  # (groups, K)
+    e: Array  # (groups, outputs)
+    count: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """The quadratic form of a layer, group by group."""
+
+    a: Array  # (groups, K, K)
+    r: Array  # (groups, K, outputs)
+    c: Array
+    mean_x: Array  # (groups, 1, K)
+    mean_e: Array  # (groups, 1, outputs)
+
+    @classmethod
+    def of(cls, sums: Sums) -> Form:
+        """The form that sums over all data give."""
+        x, e = sums.x / sums.count, sums.e / sums.count
+        return cls(
+            sums.xx / sums.count - x[:, :, None] * x[:, None, :],
+            sums.xe / sums.count - x[:, :, None] * e[:, None, :],
+            sums.ee / sums.count - jnp.sum(e**2),
+            x[:, None],
+            e[:, None],
+        )
+
+    def __call__(self, d: Array) -> Array:
+        """The mean squared error of weights that are off by d (groups, K, outputs), with the best bias."""
+        return jnp.sum(d * (_products(self.a, d) - 2 * self.r)) + self.c
+
+    def gradient(self, d: Array) -> Array:
+        """The gradient of the error."""
+        return 2 * (_products(self.a, d) - self.r)
+
+    def shift(self, d: Array) -> Array:
+        """What the best bias for such weights is off."""
+        return self.mean_e - self.mean_x @ d
+
+
+def _products(a: Array, d: Array) -> Array:
+    """A D by group: one group as a plain product, as XLA's library has none of many; small ones as sums."""
+    if a.shape[0] == 1:
+        return (a[0] @ d[0])[None]
+    return jnp.sum(a[..., None] * d[:, None], axis=2) if a.shape[1] <= _FEW else a @ d
+
+
+def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int) -> Sums:
+    """What images x add, which are off by so much from what the float network's weights w read.
+
+    Outputs are off by what these weights make of that. `samples` is how many images there are in all.
+    """
+    columns = linear.columns(w, attrs)
+    positions = jax.eval_shape(lambda x: linear.rows(x, w, attrs, None), x[:1]).shape[0]
+    wanted = -(-max(_SAMPLES * columns.shape[1], _LEAST) // samples)
+    places = None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
+    rows = linear.rows(x, w, attrs, places)
+    e = _outputs(linear.rows(off, w, attrs, places), columns)
+    seen = jnp.repeat(valid.astype(x.dtype), rows.shape[0] // valid.shape[0])[:, None, None]
+    if rows.shape[2] == 1:
+        xx, xe = ((seen * rows)[..., 0].T @ rows[..., 0])[None], ((seen * rows)[..., 0].T @ e[..., 0])[None]
+    elif rows.shape[1] <= _FEW:
+        xx, xe = _thin(seen * rows, rows, e)
+    else:
+        xx, xe = jnp.einsum("pkg,plg->gkl", rows * seen, rows), jnp.einsum("pkg,pog->gko", rows * seen, e)
+    return Sums(xx, xe, jnp.sum(seen * e * e), jnp.sum(seen * rows, 0).T, jnp.sum(seen * e, 0).T, jnp.sum(seen))
+
+
+def _thin(counted: Array, *others: Array) -> list[Array]:
+    """Sums of products of thin groups, with all groups at once, some positions at a time: so they stay in the caches."""
+    blocks = [_blocks(a) for a in (counted, *others)]
+
+    def step(found: list[Array], block: list[Array]) -> tuple[list[Array], None]:
+        x, *ys = block
+        return [f + sum(x[i][:, None] * y[i] for i in range(_AT_ONCE)) for f, y in zip(found, ys, strict=True)], None
+
+    start = [jnp.zeros((counted.shape[1], *y.shape[1:]), y.dtype) for y in others]
+    found, _ = jax.lax.scan(step, start, blocks)
+    return [jnp.moveaxis(f, -1, 0) for f in found]
+
+
+def _blocks(a: Array) -> Array:
+    """(positions, ...) as (blocks, some, ...), with zeros at the end."""
+    padded = jnp.pad(a, ((0, -len(a) % _AT_ONCE), *((0, 0),) * (a.ndim - 1)))
+    return padded.reshape(-1, _AT_ONCE, *a.shape[1:])
+
+
+def _outputs(rows: Array, columns: Array) -> Array:
+    """What columns (groups, K, outputs) make of rows (positions, K, groups): (positions, outputs, groups)."""
+    if rows.shape[2] == 1:
+        return (rows[..., 0] @ columns[0])[..., None]
+    if rows.shape[1] <= _FEW:
+        by_row = jnp.moveaxis(columns, 0, -1)
+        return sum(rows[:, k, None] * by_row[k] for k in range(rows.shape[1]))
+    return jnp.einsum("pkg,gko->pog", rows, columns)

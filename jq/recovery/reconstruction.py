@@ -1,0 +1,248 @@
+"""Reconstruction: units are tuned by gradient until, on what the quantized network gives them, they give what the
+float network does.
+
+Weights and biases are learned through their rounding, and so are thresholds, as exponents that are rounded too:
+Jain et al., Trained Quantization Thresholds, arXiv:1903.08066. Units are blocks as in Li et al., BRECQ
+(arXiv:2102.05426), whose outputs count by the Fisher information of their channels, and inputs may be mixed with the
+float network's, as in Wei et al., QDrop (arXiv:2203.05740).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jq.arithmetic.formats import Integer
+from jq.arithmetic.numerics import nearest
+from jq.graph import Graph
+from jq.plan import Plan, QParams
+from jq.readings.fake import fake_quant
+from jq.readings.tracing import trace
+from jq.recovery.adaquant import falling
+from jq.recovery.parts import Pattern, Unit, bias_of, program, weight_of
+from jq.recovery.streams import Kept, joined
+from jq.recovery.walk import Site, Tensors, added, over_chunks, values
+
+Array = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reconstruction:
+    """How a unit is tuned. Learning rates of weights and biases are in codes per step, at first.
+
+    A pytree of its numbers: what is compiled hangs on the shapes of batches, and on whether inputs are mixed.
+    """
+
+    steps: int = 100
+    batch: int = dataclasses.field(default=10, metadata={"static": True})
+    weights: float = 0.05
+    biases: float = 0.02
+    exponents: float = 0.01  # octaves per step; 0 leaves the scales
+    drop: float | None = None  # share of the inputs that come from the float network
+    # Samples of a batch whose gradients are computed together, as memory allows.
+    at_once: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """What is learned of a unit."""
+
+    arrays: Mapping[str, Array]  # weights and biases
+    exponents: Mapping[tuple[str, ...], Array]  # of activations, those that have one together: real numbers
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan with these exponents, rounded."""
+        scales = {name: jnp.exp2(nearest(e)) for group, e in self.exponents.items() for name in group}
+        return plan.replace({k: dataclasses.replace(plan.activations[k], scale=s) for k, s in scales.items()})
+
+
+def tune_unit(
+    site: Site,
+    how: Reconstruction,
+    groups: Sequence[tuple[str, ...]],
+    allowed: Callable[[Site], bool],
+    importance: Mapping[str, Array],
+    key: Array,
+) -> tuple[Site, float, float]:
+    """Return the site tuned, if its error over all data is less then.
+
+    `groups` of activations may be scaled by other powers of two, each as one, where that is `allowed`. Neighbouring
+    exponents are tried first; then they are learned with the weights, if what they end at is allowed.
+    """
+    graph = site.unit.pattern.graph
+    layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
+    weights = {k for n in layers if (k := weight_of(graph, n))}
+    biases = {k for n in layers if (k := bias_of(graph, n))}
+    rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
+    steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
+    start = Tuned(
+        {k: site.params[k] for k in steps},
+        {group: jnp.log2(jnp.asarray(site.plan.activations[group[0]].scale)) for group in groups},
+    )
+    whole = [
+        {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
+    ]
+    size = {k: jnp.mean(jnp.square(y.value)) for k, y in whole[2].items()}
+    scale = {k: importance.get(k, jnp.ones(())) / jnp.maximum(s, 1e-30) / len(size) for k, s in size.items()}
+    feeds = sum(int(v.sum()) for v in site.valid)
+
+    def error(found: Tuned) -> float:
+        step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
+        return float(added(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
+
+    def moved(found: Tuned) -> Site:
+        return _moved(site, found)
+
+    old = best = error(start)
+    for group in groups:
+        for step in (-1, 1):
+            found = dataclasses.replace(start, exponents={**start.exponents, group: start.exponents[group] + step})
+            if allowed(moved(found)) and (new := error(found)) < best:
+                start, best = found, new
+                break
+    tuned = start
+    for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
+        rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
+        found = _optimized(site.unit.pattern, feeds, how, start, rates_of, site.params, site.plan, scale, *whole, key)
+        found = dataclasses.replace(found, exponents={k: jnp.round(e) for k, e in found.exponents.items()})
+        if allowed(moved(found)):
+            if (new := error(found)) < best:
+                tuned, best = found, new
+            break
+    return (moved(tuned), old, best) if best < old else (site, old, old)
+
+
+def _moved(site: Site, tuned: Tuned) -> Site:
+    """The site with what was learned; what did not change stays the very same."""
+    before = site.plan.activations
+    scales = {k: np.float32(q.scale) for k, q in tuned.plan(site.plan).activations.items()}
+    changed = {
+        k: dataclasses.replace(before[k], scale=s) for k, s in scales.items() if s != np.float32(before[k].scale)
+    }
+    return site.replace(params=site.params | dict(tuned.arrays), plan=site.plan.replace(changed))
+
+
+def _step_of(site: Site, name: str) -> Array:
+    """How far apart the codes of an array are; of what is not quantized, a hundredth of its size."""
+    found: QParams | None = site.plan.weights.get(name)
+    if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16:
+        return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128
+    scale = jnp.asarray(found.scale)
+    if found.axis is None:
+        return scale
+    return scale.reshape([-1 if i == found.axis % site.params[name].ndim else 1 for i in range(site.params[name].ndim)])
+
+
+def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array]) -> Array:
+    """The error of each feed: squares by channel, weighed."""
+
+    def of(name: str) -> Array:
+        square = jnp.square(z[name] - y[name])
+        weight = scale[name]
+        if weight.ndim:
+            weight = weight.reshape(-1, *(1,) * max(0, square.ndim - 3))
+        return jnp.mean((square * weight).reshape(len(square), -1), axis=1)
+
+    return sum(of(name) for name in y)
+
+
+@program(2)
+def _optimized(
+    pattern: Pattern, feeds: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
+    plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
+) -> Tuned:  # fmt: skip
+    """Adam on batches, with rates that fall to zero on a cosine."""
+    fn = fake_quant(pattern.graph)
+    adam = optax.scale_by_adam(b2=0.99)
+
+    def loss(tuned: Tuned, index: Array, key: Array) -> Array:
+        x, y = (_picked(t, index) for t in (codes, targets))
+        if how.drop is not None:
+            kept = _picked(floats, index)
+            x = {k: jnp.where(jax.random.bernoulli(key, how.drop, v.shape), kept[k], v) for k, v in x.items()}
+        z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(x)
+        return jnp.mean(_off(y, z, scale))
+
+    def step(i: Array, carry: tuple[Tuned, Any]) -> tuple[Tuned, Any]:
+        tuned, state = carry
+        chosen, mixed = jax.random.split(jax.random.fold_in(key, i))
+        batch = min(how.batch, feeds)
+        parts = batch // math.gcd(batch, how.at_once or batch)
+        index = jax.random.permutation(chosen, feeds)[:batch].reshape(parts, -1)
+        gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p), (index, jax.random.split(mixed, parts)))
+        update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
+        return jax.tree.map(lambda v, u, r: v - falling(r, i, how.steps) * u, tuned, update, rates), state
+
+    return jax.lax.fori_loop(0, how.steps, step, (start, adam.init(start)))[0]
+
+
+def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:
+    return {k: dataclasses.replace(t, array=t.array[index]).value for k, t in tensors.items()}
+
+
+@program(1)
+def _error(
+    pattern: Pattern, tuned: Tuned, params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array], codes: Tensors,
+    targets: Tensors, valid: Array,
+) -> Array:  # fmt: skip
+    fn = fake_quant(pattern.graph)
+    z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(values(codes))
+    return jnp.sum(valid * _off(values(targets), z, scale))
+
+
+def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key: Array) -> dict[str, Array]:
+    """Return how much each channel of the units' outputs counts in those of the network, 1 on average.
+
+    The squared gradient of a random projection of the outputs is, on average, the diagonal of J'J.
+    """
+    seen = {k: Kept.halved(jnp.asarray(v)).value for k, v in inputs.items()}
+    params = {k: jnp.asarray(v) for k, v in graph.params.items()}
+    for unit in parts:
+        own = unit.inside(params)
+        seen |= unit.outside(_forward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs})))
+    back: dict[str, Array] = {}
+    for i, value in enumerate(graph.outputs):
+        if value.name not in seen or not jnp.issubdtype(seen[value.name].dtype, jnp.floating):
+            continue
+        draw = jax.random.normal(jax.random.fold_in(key, i), seen[value.name].shape)
+        back[value.name] = draw / jnp.sqrt(jnp.mean(jnp.square(seen[value.name])) + 1e-30)
+    found: dict[str, Array] = {}
+    for unit in reversed(parts):
+        if not all(jnp.issubdtype(seen[t].dtype, jnp.floating) for t in (*unit.inputs, *unit.outputs)):
+            continue  # no gradient passes integers
+        own = unit.inside(params)
+        back |= {t: jnp.zeros_like(seen[t]) for t in unit.outputs if t not in back}
+        cotangent = unit.inside({t: back[t] for t in unit.outputs})
+        pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
+        for t in unit.outputs:
+            square = jnp.square(back[t])
+            channels = (
+                jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
+            )
+            found[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
+        for t, g in unit.outside(pulled).items():
+            back[t] = back[t] + g if t in back else g
+    return found
+
+
+@program(1)
+def _forward(pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return jax.vmap(lambda x: trace(pattern.graph)(params, x))(dict(inputs))
+
+
+@program(1)
+def _backward(
+    pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array], cotangent: Mapping[str, Array]
+) -> dict[str, Array]:
+    _, pull = jax.vjp(lambda x: _forward(pattern, params, x), dict(inputs))
+    return pull(dict(cotangent))[0]

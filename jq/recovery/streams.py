@@ -1,0 +1,140 @@
+"""What flows between the units of a network: tensors of all calibration data, in small types, in memory or on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.arithmetic import layout
+from jq.arithmetic.formats import Integer
+from jq.plan import QParams
+
+Array = Any
+CHUNK_BYTES = 12 << 20  # of the largest tensor of a unit, in a chunk of the data
+_CHUNKS = 4  # and no fewer
+_SEQUENCE = 4  # dims of (feeds, batch, steps, features), which is no image
+_FINEST = -100  # exponent of a scale, well inside those that devices do not flush to zero
+_HALF, _BEYOND = 15, 4  # exponent of what half precision can hold, and how far a tensor may go beyond its plan's range
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A tensor (feeds, batch, ...) in a smaller type: value = (array - zero) * scale.
+
+    What is quantized is kept as its codes, so exactly; floats in half precision, relative to their largest. Images
+    are kept with their channels last, as those who make them and who read them have them so: XLA drops the transposes.
+    """
+
+    array: Array
+    scale: Array
+    zero: Array
+    whole: bool = dataclasses.field(default=False, metadata={"static": True})  # kept as it is
+
+    @classmethod
+    def quantized(cls, x: Array, found: QParams | None) -> Kept:
+        """A tensor that a plan quantizes, or not."""
+        if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.dynamic:
+            return cls(_channels_last(x), jnp.float32(1), jnp.float32(0), True)
+        codes = found.codes(_channels_last(x)).astype(found.grid.dtype)
+        return cls(codes, jnp.float32(found.scale), jnp.float32(found.zero_point))
+
+    @classmethod
+    def halved(cls, x: Array, found: QParams | None = None) -> Kept:
+        """A tensor in half precision, if it is of floats, of about the range that a plan gives it or its own."""
+        x = _channels_last(x)
+        if x.dtype != jnp.float32:
+            return cls(x, jnp.float32(1), jnp.float32(0), True)
+        if found is None or not isinstance(found.grid, Integer) or found.dynamic:
+            _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
+            exponent -= _HALF
+        else:
+            _, exponent = jnp.frexp(jnp.float32(found.scale))
+            exponent += found.grid.bits - (_HALF - _BEYOND)
+        scale = jnp.exp2(jnp.maximum(exponent, _FINEST).astype(jnp.float32))
+        largest = float(jnp.finfo(jnp.float16).max)
+        return cls(jnp.clip(x / scale, -largest, largest).astype(jnp.float16), scale, jnp.float32(0))
+
+    @property
+    def value(self) -> Array:
+        """The tensor."""
+        x = self.array if self.whole else (self.array.astype(jnp.float32) - self.zero) * self.scale
+        return layout.channels_first(x, 2) if x.ndim > _SEQUENCE else x
+
+
+def _channels_last(x: Array) -> Array:
+    return layout.channels_last(jnp.asarray(x), 2) if x.ndim > _SEQUENCE else x
+
+
+def joined(chunks: Sequence[Kept]) -> Kept:
+    """Chunks of a tensor as one, at the largest scale among them. By numpy, which compiles nothing."""
+    if len(chunks) == 1:
+        return chunks[0]
+    scale = max(float(c.scale) for c in chunks)
+    arrays = [np.asarray(c.array) for c in chunks]
+    arrays = [
+        a if float(c.scale) == scale else _times(a, float(c.scale) / scale) for a, c in zip(arrays, chunks, strict=True)
+    ]
+    return dataclasses.replace(chunks[0], array=np.concatenate(arrays), scale=jnp.float32(scale))
+
+
+def _times(array: np.ndarray, factor: float) -> np.ndarray:
+    return (array.astype(np.float32) * np.float32(factor)).astype(array.dtype)
+
+
+def regrouped(chunks: list[Kept], size: int) -> Iterator[Kept]:
+    """The same feeds in chunks of another size, of which one divides the other; the last may come several times.
+
+    The list is emptied on the way, so that a tensor, the largest thing in memory, is never there twice.
+    """
+    together = max(1, size // len(chunks[0].array))
+    while chunks:
+        whole = joined(chunks[:together])
+        del chunks[:together]
+        array = np.asarray(whole.array)
+        for start in range(0, len(array), size):
+            part = array[start : start + size]
+            missing = size - len(part)
+            filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
+            yield dataclasses.replace(whole, array=jnp.asarray(filled))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+    """The calibration data in chunks, and where tensors between units are kept: in memory, or in files of a folder."""
+
+    inputs: Mapping[str, list[np.ndarray]]
+    valid: list[np.ndarray]
+    folder: Path | None = None
+    _names: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+    def size_for(self, feed_bytes: int) -> int:
+        """How many feeds a chunk has where the largest tensor of one has so many bytes: twice as many, or four times."""
+        least, feeds = len(self.valid[0]), sum(map(len, self.valid))
+        most = max(least, min(CHUNK_BYTES // max(1, feed_bytes), feeds // _CHUNKS))
+        return least << (most // least).bit_length() - 1
+
+    def valid_of(self, size: int) -> list[np.ndarray]:
+        """For chunks of this size, which of their feeds are there for the first time."""
+        feeds = sum(int(v.sum()) for v in self.valid)
+        count = -(-sum(map(len, self.valid)) // size)
+        return list((np.arange(count * size) < feeds).reshape(count, size))
+
+    def keep(self, chunks: Iterable[Kept]) -> list[Kept]:
+        """The chunks of a tensor, read from disk when they are needed if there is a folder."""
+        return list(chunks) if self.folder is None else [self._on_disk(c, self.folder) for c in chunks]
+
+    def _on_disk(self, kept: Kept, folder: Path) -> Kept:
+        path = folder / f"{next(self._names)}.npy"
+        np.save(path, np.asarray(kept.array))
+        mapped = np.load(path, mmap_mode="r")
+        os.unlink(path)  # the mapping keeps the file until it is let go
+        return dataclasses.replace(kept, array=mapped)

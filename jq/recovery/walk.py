@@ -1,0 +1,257 @@
+"""From the inputs to the outputs of a network, unit by unit, with what both networks make of the data.
+
+Each unit is tuned on what the quantized network, all before it already tuned, gives it, towards what the float
+network gives after it. Both streams are carried on from unit to unit, so that the cost is linear in depth.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.graph import Graph
+from jq.plan import Plan, QParams
+from jq.readings.fake import fake_quant
+from jq.readings.tracing import trace
+from jq.recovery.means import Means, means
+from jq.recovery.parts import Pattern, Unit, program, rehearsing
+from jq.recovery.streams import Kept, Store, regrouped
+
+Array = Any
+Tensors = dict[str, Kept]
+_AT_ONCE = 2  # chunks
+_AHEAD = 4  # units that are compiled before it is their turn
+_FREED = 64 << 20  # bytes that are worth giving back to the system
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """A unit with what flows through it, by the names of its pattern; lists are of chunks of the data."""
+
+    unit: Unit
+    given: dict[str, Array]  # weights of the float network
+    params: dict[str, Array]  # and as they are now
+    plan: Plan
+    network: Plan  # the whole one
+    results: dict[str, QParams]  # how outputs are quantized
+    floats: list[Tensors]  # inputs in the float network
+    codes: list[Tensors]  # and in the quantized one
+    targets: list[Tensors]  # outputs of the float network
+    means: list[Any]  # and of its one layer, in the float network
+    valid: list[np.ndarray]  # of each chunk, which of its feeds are not there twice
+    index: int
+    feeds: int  # how many there are in all chunks
+
+    def quantized_means(self, chunks: slice) -> Means:
+        """Those of the unit's one layer, of some chunks."""
+        step = functools.partial(_quantized_means, self.unit.pattern, self.unit.watched, self.params, self.plan)
+        return added(over_chunks(step, self.codes[chunks], self.valid[chunks]))
+
+    def replace(self, **changes: Any) -> Site:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What became of a unit: its error before and after, by its method's own measure, and if it was kept."""
+
+    unit: str
+    before: float
+    after: float
+    seconds: float
+
+
+Tune = Callable[[Site], tuple[Site, float, float]]  # the site as it is now, and its error before and after
+
+
+def walk(
+    graph: Graph,
+    params: Mapping[str, Any],
+    plan: Plan,
+    parts: Sequence[Unit],
+    store: Store,
+    tune: Tune,
+    *,
+    skip: Mapping[int, tuple[dict[str, Any], dict[str, QParams]]] | None = None,
+    done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
+    limit: int | None = None,
+) -> tuple[dict[str, Any], Plan]:
+    """Return params and plan after every unit is tuned in turn.
+
+    `done` hears of each unit what changed, and says whether there is time for more; those left are only passed.
+    `skip` holds what an earlier run changed. `limit` is how many chunks are used, all by default.
+    """
+    params, goes_on = dict(params), True
+    _release()  # what came before, calibration say, has left as much as the largest unit needs
+    inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
+    floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
+    codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
+    del inputs
+    last = {t: i for i, unit in enumerate(parts) for t in unit.inputs}
+    valid, freed = store.valid[:limit], 0
+    for i, unit in enumerate(parts):
+        start, names = time.perf_counter(), unit.names
+        if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
+            for stream in (floats, codes):
+                for t in stream:
+                    stream[t] = store.keep(itertools.islice(regrouped(stream[t], size), limit))
+            valid = store.valid_of(size)[:limit]
+        read = functools.partial(_read, unit.inputs, names, range(len(valid)))
+        given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
+        site = Site(
+            unit=unit,
+            given=given,
+            params=given | unit.inside({k: jnp.asarray(params[k]) for k in params if k in names}),
+            plan=unit.plan(plan),
+            network=plan,
+            results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations},
+            floats=read(floats),
+            codes=read(codes),
+            targets=[],
+            means=[],
+            valid=valid,
+            index=i,
+            feeds=sum(map(len, store.valid)),
+        )
+        step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
+        made = list(over_chunks(step, site.floats, valid))
+        site = site.replace(targets=[target for target, _ in made], means=[found for _, found in made])
+        if skip is not None and i in skip:
+            arrays, scales = skip[i]
+            site = site.replace(params=site.params | unit.inside(arrays)).replace(
+                plan=site.plan.replace(unit.inside(scales))
+            )
+        elif goes_on and unit.layers:
+            standing, planned = site.params, site.plan.activations
+            site, old, new = tune(site)
+            changed = {k: np.asarray(a) for k, a in site.params.items() if a is not standing[k]}
+            moved = {k: q for k, q in site.plan.activations.items() if q is not planned[k]}
+            record = Record(unit.label, old, new, time.perf_counter() - start)
+            goes_on = done(i, unit.outside(changed), unit.outside(moved), record)
+        params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
+        plan = plan.replace(unit.outside(dict(site.plan.activations)))
+        site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
+        step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
+        coded = list(over_chunks(step, site.codes))
+        for t in unit.outputs:
+            floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
+            codes[t] = store.keep([chunk[names[t]] for chunk in coded])
+        for t in [t for t in floats if last.get(t, -1) <= i]:
+            del floats[t], codes[t]
+        del site, made, coded  # with all that flowed through the unit
+        freed += unit.feed_bytes * sum(map(len, valid))
+        if freed > _FREED:
+            _release()
+            freed = 0
+    return params, plan
+
+
+@contextlib.contextmanager
+def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[], None]]:
+    """Compile what a walk with these arguments needs in another thread, a few units ahead of it.
+
+    What is yielded tells of each unit that the walk has done.
+    """
+    graph, params, plan, parts, store, tune = arguments
+    room, over = threading.Semaphore(_AHEAD), threading.Event()
+
+    def ahead(*_: Any) -> bool:
+        room.acquire()
+        if over.is_set():
+            raise InterruptedError
+        return True
+
+    def rehearse() -> None:
+        with rehearsing(), contextlib.suppress(Exception):  # whatever is wrong, the walk itself will say
+            first = dataclasses.replace(store, folder=None)
+            walk(graph, params, plan, parts, first, tune, skip=skip, done=ahead, limit=1)
+
+    thread = threading.Thread(target=rehearse, daemon=True)
+    thread.start()
+    try:
+        yield room.release
+    finally:
+        over.set()
+        room.release()
+        thread.join()
+
+
+def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[Any]:
+    """A step of each chunk, in order, two at once: XLA's CPU backend leaves cores idle on one."""
+    first, *rest = zip(*chunks, strict=True)
+    yield step(*first)  # compiles
+    if jax.default_backend() != "cpu":
+        yield from itertools.starmap(step, rest)
+        return
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting: collections.deque[Future[Any]] = collections.deque()
+        for chunk in rest:
+            waiting.append(pool.submit(lambda chunk: jax.block_until_ready(step(*chunk)), chunk))
+            if len(waiting) > _AT_ONCE:  # what is not taken yet is few
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def added(parts: Iterable[Any]) -> Any:
+    """The sum of what chunks gave: it is small, so the host adds it, for which nothing is compiled."""
+    return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), parts)
+
+
+def _release() -> None:
+    """Give the system back what was freed: glibc keeps it, several times what is in use as sizes change by unit."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _read(inputs: Sequence[str], names: Mapping[str, str], count: range, kept: Mapping[str, Any]) -> list[Tensors]:
+    return [{names[t]: kept[t][j] for t in inputs} for j in count]
+
+
+def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
+    """The tensors themselves."""
+    return {k: v.value for k, v in tensors.items()}
+
+
+@program(2)
+def _floating(
+    pattern: Pattern, layer: int | None, params: Mapping[str, Array], results: Mapping[str, QParams], inputs: Tensors,
+    valid: Array,
+) -> tuple[Tensors, Means | None]:  # fmt: skip
+    """What the float network makes of a chunk, and the means of its one layer."""
+    made = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
+    kept = {k: Kept.halved(v, results.get(k)) for k, v in made.items()}
+    if layer is None:
+        return kept, None
+    found = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
+    return kept, found.flat()
+
+
+@program(1)
+def _quantized(
+    pattern: Pattern, params: Mapping[str, Array], plan: Plan, results: Mapping[str, QParams], inputs: Tensors
+) -> Tensors:
+    made = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(inputs))
+    return {k: Kept.quantized(v, results.get(k)) for k, v in made.items()}
+
+
+@program(2)
+def _quantized_means(
+    pattern: Pattern, layer: int, params: Mapping[str, Array], plan: Plan, inputs: Tensors, valid: Array
+) -> Means:
+    read = lambda graph: functools.partial(fake_quant(graph), params, plan)  # noqa: E731
+    return means(read, pattern.graph, layer, values(inputs), valid)

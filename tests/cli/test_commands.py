@@ -1,0 +1,411 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import jq.cli
+import jq.zoo
+from jq.cli import main, printable
+from jq.evidence.inspection import inspect
+from jq.graph.read import load
+
+MODEL = str(jq.zoo.path("fashion_resnet"))
+
+
+def run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    out, err = capfd.readouterr()
+    code = caught.value.code
+    return (0 if code is None else int(code)), out, err
+
+
+def unknown_op(name: str, folder: Path) -> str:
+    graph = helper.make_graph(
+        [helper.make_node("Magic", ["x"], ["y"], name=name, domain="com.acme")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [onnx.ValueInfoProto(name="y")],
+    )
+    path = folder / "model.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("com.acme", 1)]).SerializeToString())
+    return str(path)
+
+
+def subprocess_run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        timeout=120,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_inspect_prints_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL)
+    found = inspect(load(MODEL))
+    assert (code, err) == (0, "")
+    for expected in (
+        "input",
+        "[N,1,28,28]",
+        "logits",
+        "Conv",
+        "ai.onnx",
+        f"{found.parameters:,}",
+        f"{found.total_macs:,}",
+    ):
+        assert expected in out
+    assert "unsupported" not in out
+
+
+def test_inspect_json_is_one_document(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL, "--json", "--shape", "input=4,1,28,28")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["shapes"] == {"input": [4, 1, 28, 28]}
+    assert document["total_macs"] == 4 * inspect(load(MODEL)).total_macs
+
+
+def test_inspect_shows_a_model_with_unsupported_ops_and_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capfd, "inspect", unknown_op("wand", tmp_path))
+    assert code == 2
+    assert err == "error: no rule for com.acme::Magic (opset 1): 1 node(s), first 'wand'\n"
+    line = next(line for line in out.splitlines() if line.startswith("unsupported"))
+    assert "com.acme::Magic" in line and "'wand'" in line
+
+
+@pytest.mark.parametrize(
+    "option", ["input", "=1,2", "input=1,x", "nope=1,1,28,28", "input=1,28,28", "input=-1,1,28,28"]
+)
+def test_wrong_shape_option(option: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", MODEL, "--shape", option)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_names_are_no_markup_and_no_terminal_codes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "inspect", unknown_op("[bold]x[/bold]\x1b[2J\r\n:smile:\u202e[/]", tmp_path))
+    assert code == 2
+    assert "[bold]x[/bold]" in out and ":smile:" in out and "[/]" in out
+    assert not set("\x1b\r\u202e") & set(out)
+
+
+def test_error_line_is_raw_and_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name = "[red]" + "long " * 100 + "[/nope]\x1b]0;owned\x07\nerror: two"
+    code, out, err = run(capfd, "inspect", str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and "\x1b" not in err
+    assert "[red]" + "long " * 100 + "[/nope]" in err
+
+
+def test_printable() -> None:
+    assert printable("a\tb\x00\x1b\u2028é日\ud800") == "a\\tb\\x00\\x1b\\u2028é日\\ud800"
+
+
+def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jq, "load", interrupted)
+    assert run(capfd, "inspect", MODEL) == (130, "", "")
+
+
+@pytest.mark.parametrize("argv", [(), ("--nope",), ("nope",), ("inspect",), ("inspect", MODEL, MODEL)])
+def test_usage_errors(argv: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capfd, *argv)
+    assert code == 2
+    assert "Usage" in err
+
+
+def test_version(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "--version")
+    assert (code, out) == (0, f"jq-quant {jq.__version__}\n")
+
+
+COMMANDS = tuple(command.callback.__name__ for command in jq.cli.app.registered_commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_and_json(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, name, "--help")
+    assert code == 0 and f"Example: jq-quant {name} " in " ".join(out.split())
+    assert "--json" in out and "--quiet" in out and "--verbose" in out
+
+
+def test_exit_codes_are_documented(capfd: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capfd, "--help")
+    assert "Exit codes: 0, done; 1, done, and something" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("argv", [("-q", "inspect", MODEL), ("inspect", MODEL, "--quiet")])
+def test_quiet(argv: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, *argv) == (0, "", "")
+    assert json.loads(run(capfd, *argv, "--json")[1])["total_macs"]
+    assert run(capfd, "inspect", MODEL)[1], "the next command is as loud as ever"
+
+
+def test_quiet_is_of_warnings_and_not_of_errors(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    warnings.simplefilter("always")  # twice in one process
+    random = ("infer", MODEL, "-o", str(tmp_path / "out"))  # without data
+    assert run(capfd, *random, "-q") == (0, "", "")
+    assert "warning: no data given" in run(capfd, "infer", MODEL, "-o", str(tmp_path / "other"))[2]
+    code, out, err = run(capfd, "inspect", "nope.onnx", "-q")
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [("-v", "quantize"), ("quantize", "--verbose")])
+def test_verbose_steps_are_on_stderr(
+    argv: tuple[str, ...], capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str
+) -> None:
+    code, out, err = run(capfd, *argv, MODEL, "--data", calibration, "-o", str(tmp_path / "q.onnx"), "--json")
+    assert code == 0 and json.loads(out)
+    for step in ("prepared: 38 of 53 nodes", "calibrate: 16 in", "planned: Plan(26 activations"):
+        assert step in err
+
+
+def test_verbose_errors_have_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "inspect", "nope.onnx", "-v")
+    assert (code, out) == (2, "") and err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("error: cannot read the model nope.onnx")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("qu",), ["quantize"]),
+        (("quantize", "--cross"), []),  # the tutorials' options are not advertised
+        (("quantize", "--time"), ["--time-budget"]),
+        (("calibrate", "m.onnx", "--config", "XINT8_ADA"), ["XINT8_ADAROUND", "XINT8_ADAQUANT"]),
+        (("simulate", "m.onnx", "--target", "aie2"), ["aie2_x1", "aie2_even"]),
+        (("quantize", "mod"), []),  # so that bash completes files
+    ],
+)
+def test_shells_complete(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], expected: list[str]
+) -> None:
+    line = {"COMP_WORDS": " ".join(("jq-quant", *words)), "COMP_CWORD": str(len(words))}
+    for name, value in (line | {"_JQ_QUANT_COMPLETE": "complete_bash"}).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(capfd)
+    assert (code, out.split(), err) == (0, expected, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_of_completion(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shell: str) -> None:
+    monkeypatch.setenv("_JQ_QUANT_COMPLETE", f"source_{shell}")
+    code, out, _ = run(capfd)
+    assert code == 0 and "jq-quant" in out and f"complete_{shell}" in out
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0  # noqa: S607
+
+
+def test_help_imports_no_more_than_the_package() -> None:
+    script = (
+        "import sys, jq; from jq.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print(*{'onnxruntime', 'jq.ops', 'rich'} & set(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess_run("-c", script)
+    assert done.returncode == 0
+    assert all(f"  {command.callback.__name__}" in done.stdout for command in jq.cli.app.registered_commands)
+    assert done.stderr.strip() == ""
+
+
+def test_module_entry_point() -> None:
+    done = subprocess_run("-m", "jq", "inspect", "nope.onnx")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: cannot read the model nope.onnx: No such file or directory\n"
+
+
+def test_output_survives_a_narrow_encoding(tmp_path: Path) -> None:
+    done = subprocess_run("-m", "jq", "inspect", unknown_op("日本", tmp_path), PYTHONIOENCODING="ascii")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "\\u65e5\\u672c" in done.stdout
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    images, labels = jq.zoo.evaluation_set()
+    monkeypatch.setattr(jq.zoo, "evaluation_set", lambda: (images[:300], labels[:300]))
+    monkeypatch.setattr(jq.zoo, "models", lambda: ("fashion_resnet",))
+    monkeypatch.setattr("jq.cli.demo._DEMO_BATCH", 100)
+    code, out, err = run(capfd, "demo", "-o", str(tmp_path / "out"))
+    assert (code, err) == (0, "")
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 3}
+    for row in ("float top-1", "XINT8 top-1"):
+        assert np.isclose(float(rows[row].strip("%")), 92.0, atol=4)
+    assert "100.00%" in out and "Next:" in out  # the simulation and onnxruntime give the same classes
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"fashion_resnet_xint8.onnx", "fashion_resnet_xint8.html"}
+    code, out, err = run(capfd, "demo", "-o", str(tmp_path / "out"), "--json")
+    figures = json.loads(out)["models"]["fashion_resnet"]
+    assert (code, err) == (0, "") and figures["same_class"] == 1.0
+    assert f"{figures['xint8_top1']:.2%}" == rows["XINT8 top-1"]
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> str:
+    path = tmp_path / "calibration.npy"
+    np.save(path, jq.zoo.calibration_set()[0][:16])
+    return str(path)
+
+
+def test_quantize(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    output, report = tmp_path / "model.onnx", tmp_path / "report.html"
+    code, out, err = run(
+        capfd, "quantize", MODEL, "--data", calibration, "-o", str(output), "--report", str(report),
+        "--set", "cle=false", "--set", 'overrides={"stem": {"weight": "int4"}}',
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "  samples: 16\n" in out and "\\n" not in out and f"written: {output}" in out.replace("\n", "")
+    found = {p.key: p.value for p in onnx.load(output).metadata_props}
+    options = json.loads(found["jq.config"])
+    assert options["cle"] is False and options["overrides"] == {"stem": {"weight": "int4"}}
+    assert report.read_text().startswith("<!doctype html>")
+
+
+def test_quantize_as_tutorials_spell_it(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    ours, theirs = tmp_path / "ours.onnx", tmp_path / "theirs.onnx"
+    tutorial = ("--model_input", MODEL, "--model_output", str(theirs), "--calibration_dataset_path", calibration)
+    assert run(capfd, "quantize", MODEL, "--data", calibration, "-o", str(ours))[0] == 0
+    assert run(capfd, "quantize", *tutorial)[0] == 0
+    assert ours.read_bytes() == theirs.read_bytes()
+    recovery = ("--cross_layer_equalization", "--fast_finetune", "--set", "cle=false", "--show-config", "--json")
+    _, out, _ = run(capfd, "quantize", *tutorial, *recovery)
+    assert [json.loads(out)[name] for name in ("cle", "finetune")] == [True, "adaround"]
+    _, out, _ = run(
+        capfd, "quantize", *tutorial, "--config", "XINT8_ADAQUANT", "--fast_finetune", "--show-config", "--json"
+    )
+    assert json.loads(out)["finetune"] == "adaquant"
+    for models in ((), (MODEL, "--model_input", MODEL)):
+        code, out, err = run(capfd, "quantize", *models)
+        assert (code, out) == (2, "")
+        assert "expected one float ONNX file" in err
+
+
+def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    output = str(tmp_path / "model.onnx")
+    code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", output, "--json")
+    assert (code, err) == (0, "")
+    assert {"title", "facts", "tensors", "moves", "findings", "unmatched"} == json.loads(out).keys()
+
+
+@pytest.mark.parametrize("folder", [".", "/"])
+def test_a_folder_is_no_model(capfd: pytest.CaptureFixture[str], folder: str) -> None:
+    code, out, err = run(capfd, "quantize", folder)
+    assert (code, out) == (2, "") and err == f"error: cannot read the model {folder}: Is a directory\n"
+
+
+def test_calibrate_takes_a_config_from_a_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"method": "nonoverflow", "batch": 4}))
+    code, out, err = run(capfd, "calibrate", MODEL, "--data", calibration, "--config", str(path), "--json")
+    assert (code, err) == (0, "")
+    config = json.loads(out)["config"]
+    assert (config["method"], config["batch"]) == ("nonoverflow", 4)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("preset", ["A8W8", "VINT8", "XINT8_ADAROUND"])
+def test_a_config_goes_through_a_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, preset: str, form: tuple[str, ...]
+) -> None:
+    changes = (
+        "--set",
+        "percentile=99.5",
+        "--set",
+        'overrides={"a \\"b\\" [0]": {"weight": "int4"}, "Gemm": {"symmetric": true}}',
+    )
+    code, out, _ = run(capfd, "quantize", MODEL, "--config", preset, *changes, "--show-config", *form)
+    assert code == 0
+    path = tmp_path / ("mine.json" if form else "mine.toml")
+    path.write_text(out)
+    code, again, _ = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config", *form)
+    assert (code, again) == (0, out)
+    found = (json.loads if form else tomllib.loads)(out)
+    assert found["percentile"] == 99.5 and found["overrides"]['a "b" [0]'] == {"weight": "int4"}
+
+
+def test_a_toml_config_quantizes(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    config, ours, theirs = (str(tmp_path / name) for name in ("mine.toml", "ours.onnx", "theirs.onnx"))
+    Path(config).write_text('preset = "A8W8"\nmethod = "percentile"\npercentile = 99.9\n')
+    assert run(capfd, "quantize", MODEL, "--data", calibration, "--config", config, "-o", ours)[0] == 0
+    same = ("--config", "A8W8", "--set", "method=percentile", "--set", "percentile=99.9")
+    assert run(capfd, "quantize", MODEL, "--data", calibration, *same, "-o", theirs)[0] == 0
+    assert Path(ours).read_bytes() == Path(theirs).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "method = ", "is no TOML"),
+        ("a.toml", "methd = 'minmse'", "no option 'methd'. Did you mean 'method'?"),
+        ("a.toml", "preset = 'XINT9'", "no preset 'XINT9'"),
+        ("a.toml", "preset = ['XINT8']", "no preset"),
+        ("a.toml", "batch = 'eight'", "batch is 'eight'"),
+        ("a.json", "[1]", "holds a list"),
+        ("a.json", "method = 'minmix'", "is no JSON"),
+        ("a.toml", '{"method": "minmix"}', "is no TOML"),
+        ("a.toml", "\0", "is no TOML"),
+        ("a.json", "{", "is no JSON"),
+        ("a.toml", None, "cannot read"),
+    ],
+)
+def test_config_files_that_cannot_be(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    code, out, err = run(capfd, "lint", MODEL, "--config", str(path))
+    assert (code, out) == (2, "") and message in err and str(path) in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--config", "XINT9"), "no preset 'XINT9'. Did you mean 'XINT8'?"),
+        (("--set", "clee=true"), "no option 'clee'. Did you mean 'cle'?"),
+        (("--set", "cle"), "expected the form NAME=VALUE"),
+        (("--set", "weight=int9"), "no format 'int9'"),
+        (("--report", "x.pdf"), "ends with .html or .json"),
+        (("--format", "qdd"), "no format 'qdd'"),
+        (("--config", "absent.json"), "cannot read absent.json"),
+    ],
+)
+def test_options_that_cannot_be(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str, argv: tuple[str, ...], message: str
+) -> None:
+    output = tmp_path / "model.onnx"
+    code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", str(output), *argv)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_lint(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "lint", MODEL)
+    assert (code, err) == (0, "") and "finding(s)" in out
+    code, out, _ = run(capfd, "lint", MODEL, "--json")
+    assert code == 0 and {"rule", "severity", "where", "message"} == json.loads(out)[0].keys()
+
+
+def test_lint_ends_with_1_where_something_cannot_be(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capfd, "lint", unknown_op("magic", tmp_path))
+    assert code == 1 and "unsupported-op" in out and err == ""
