@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 import jq
-from jq.evidence.report import Report, Row
+from jq.evidence.report import Report, TensorRow
 from jq.recovery.equalization import equalize_as_quark
 
 
@@ -151,7 +151,7 @@ class TestReport:
 
     def test_names_from_a_model_are_text(self, tmp_path):
         hostile = '<script>alert("x")</script>'
-        row = Row(hostile, "weight", hostile, "int8", 0.5, -1, 0, -1.0, 1.0, 30.0, (hostile,))
+        row = TensorRow(hostile, "weight", hostile, "int8", 0.5, -1, 0, -1.0, 1.0, 30.0, (hostile,))
         Report(hostile, {hostile: hostile}, (row,), (), ()).to_html(tmp_path / "report.html")
 
         class Tags(html.parser.HTMLParser):

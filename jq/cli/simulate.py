@@ -57,7 +57,7 @@ def simulate(
     )
 
 
-def _simulated(row: jq.integer.Row) -> tuple[Any, ...]:
+def _simulated(row: jq.integer.RoundingRow) -> tuple[Any, ...]:
     name = row.tensor.removesuffix("_QuantizeLinear_Output")
     operators = f"{row.operators} {row.factor_error:+.2%}" if row.factor_error else row.operators
     ties, saturated, differs = (f"{count:,}" for count in (row.ties, row.saturated, row.differs))

@@ -40,7 +40,7 @@ __all__ = [
     "Classification",
     "Evaluation",
     "Labels",
-    "Row",
+    "ResultRow",
     "Scores",
     "Total",
     "classify",
@@ -54,7 +54,7 @@ METRICS = ("cosine", "l2", "psnr", "ssim")
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One result in both folders."""
 
     key: str  # path in the folder without the ending
@@ -81,7 +81,7 @@ class Evaluation:
 
     baseline: str
     quantized: str
-    rows: tuple[Row, ...]  # by key
+    rows: tuple[ResultRow, ...]  # by key
     findings: tuple[Finding, ...]
 
     @property
@@ -140,7 +140,7 @@ class Evaluation:
         """Write a CSV line for each result, atomically; PSNR of equal results is inf, missing values are empty."""
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow([field.name for field in dataclasses.fields(Row)])
+        writer.writerow([field.name for field in dataclasses.fields(ResultRow)])
         for row in self.rows:
             shape = "x".join(map(str, row.shape))
             numbers = ["" if v is None or math.isnan(v) else repr(v) for v in (getattr(row, m) for m in METRICS)]
@@ -175,7 +175,7 @@ def compare_folders(baseline: str | os.PathLike[str], quantized: str | os.PathLi
     ours, theirs = entries(one), entries(two)
     if one.samefile(two):
         raise DataError(f"{one} and {two} are the same folder; expected the results of two models")
-    rows, findings = list[Row](), list[Finding]()
+    rows, findings = list[ResultRow](), list[Finding]()
     paired, unpaired = _paired(ours, theirs)
     with progress_bar("evaluate", len(paired)) as advance:
         for mine, other in paired:
@@ -218,7 +218,7 @@ def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     return groups
 
 
-def _compared(mine: Entry, other: Entry) -> tuple[Row | None, list[Finding]]:
+def _compared(mine: Entry, other: Entry) -> tuple[ResultRow | None, list[Finding]]:
     key, read, findings = mine.key, list[np.ndarray](), list[Finding]()
     for entry in (mine, other):
         try:
@@ -237,7 +237,7 @@ def _compared(mine: Entry, other: Entry) -> tuple[Row | None, list[Finding]]:
     if any(f.rule != "other-type" for f in findings):
         return None, findings
     axes = _image_axes(x.shape)
-    row = Row(
+    row = ResultRow(
         key=key,
         baseline=mine.file,
         quantized=other.file,
@@ -273,7 +273,7 @@ def _image_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return axes if min(shape[a] for a in axes) >= metrics.SSIM_WINDOW else None
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: ResultRow) -> dict[str, Any]:
     """A row as JSON can hold it."""
     fields = dataclasses.asdict(row) | {"shape": list(row.shape)}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}

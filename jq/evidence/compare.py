@@ -19,7 +19,7 @@ from jq.evidence.report import (
     Deviation,
     Distribution,
     Report,
-    Row,
+    TensorRow,
     channel_ranges,
     described,
     distribution,
@@ -98,7 +98,7 @@ def compare(
     return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
 
 
-def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, tuple[str, ...]]:
     """The tensors that have no row, by the model that has them."""
     ours, theirs = {t.name for t in tensors}, {t.twin for t in tensors}
     stems = {n for n in pair.quantized.producer if stem_of(n, dict.fromkeys(ours)) in ours}
@@ -173,7 +173,9 @@ def _decibel(signal: float, noise: float) -> float | None:
     return 10 * (math.log10(signal) - math.log10(noise)) if signal else None
 
 
-def _row(pair: Pair, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any) -> Row:
+def _row(
+    pair: Pair, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any
+) -> TensorRow:
     """The row of a tensor, called `name` in the quantized model."""
     change, constrained, reason = None, False, "not finite"
     if figures.finite:
@@ -182,7 +184,7 @@ def _row(pair: Pair, figures: _Figures, name: str, found: QParams | None, activa
             constrained = not pair.allows(name, dataclasses.replace(found, scale=found.scale * power_of_two(change)))
         reason = _reason(figures, activation, constrained)
     better = None if change is None or found is None else int(found.exponent) + change
-    return Row(
+    return TensorRow(
         kind="activation" if activation else "weight",
         **described(found),
         low=figures.low if math.isfinite(figures.low) else None,
@@ -208,7 +210,7 @@ def _reason(figures: _Figures, activation: bool, constrained: bool) -> str:
     return "range" if figures.clipped > _MOST * figures.own else "rounding"
 
 
-def _activation_row(step: Step, tensor: Tensor, total: Total) -> Row:
+def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
     sums, gains = total.sums, total.gains
     lost, own, clipped, beyond = map(float, sums["values"])
     xx, xy, yy, shift, _, _ = sums["channels"]
@@ -244,7 +246,7 @@ def _activation_row(step: Step, tensor: Tensor, total: Total) -> Row:
     )
 
 
-def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str, Total]) -> Iterator[Row]:
+def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str, Total]) -> Iterator[TensorRow]:
     """The rows of the quantized weights that the float model has, too; tensors are by their quantized names."""
     graph, axes = pair.quantized, channel_axes(pair.quantized)
     for name, (x, back) in pair.weights.items():

@@ -19,7 +19,7 @@ from jq.evidence.plots import depth_plot, histogram, ranges
 from jq.util.markup import text
 
 if TYPE_CHECKING:
-    from jq.evidence.report import Report, Row
+    from jq.evidence.report import Report, TensorRow
 
 REASONS = {
     "bias": "the channels' means are shifted: correct the bias",
@@ -39,8 +39,8 @@ class _Column:
     """A column of the table: what it sorts by, and how that is shown."""
 
     title: str
-    value: Callable[[Row], Any]
-    shown: Callable[[Row], str] | None = None
+    value: Callable[[TensorRow], Any]
+    shown: Callable[[TensorRow], str] | None = None
     help: str = ""
 
 
@@ -74,7 +74,7 @@ def _facts(report: Report) -> str:
     return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in report.facts.items())}</dl>"
 
 
-def _overview(rows: list[tuple[str, Row]]) -> str:
+def _overview(rows: list[tuple[str, TensorRow]]) -> str:
     plot = depth_plot(rows)
     reasons = [reason for reason in REASONS if any(row.reason == reason for _, row in rows)]
     legend = "".join(
@@ -110,7 +110,7 @@ def _unmatched(model: str, names: tuple[str, ...]) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def _table(columns: list[_Column], rows: list[tuple[str, Row]]) -> str:
+def _table(columns: list[_Column], rows: list[tuple[str, TensorRow]]) -> str:
     heads = "".join(
         f'<th scope="col" aria-sort="none" title="{text(c.help)}"><button type="button">{text(c.title)}</button></th>'
         for c in columns
@@ -126,7 +126,7 @@ def _table(columns: list[_Column], rows: list[tuple[str, Row]]) -> str:
     )
 
 
-def _entry(columns: list[_Column], anchor: str, row: Row) -> str:
+def _entry(columns: list[_Column], anchor: str, row: TensorRow) -> str:
     """A row and what it opens; they are one body of the table, so that sorting keeps them together."""
     cells = "".join(_cell(c, row) for c in columns[1:])
     return (
@@ -137,7 +137,7 @@ def _entry(columns: list[_Column], anchor: str, row: Row) -> str:
     )
 
 
-def _cell(column: _Column, row: Row) -> str:
+def _cell(column: _Column, row: TensorRow) -> str:
     value = column.value(row)
     if value is None:
         return '<td data-v=""></td>'
@@ -152,7 +152,7 @@ def _key(value: Any) -> str:
     return value if isinstance(value, str) else "Infinity" if value == math.inf else repr(value)
 
 
-def _details(row: Row) -> str:
+def _details(row: TensorRow) -> str:
     facts = [
         ("node", row.node),
         ("format", row.format),
@@ -184,11 +184,11 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.1%} of the squared error"
 
 
-def _scale(row: Row) -> str:
+def _scale(row: TensorRow) -> str:
     return f"2<sup>{row.exponent}</sup>" if row.exponent is not None else f"{row.scale:.4g}"
 
 
-def _sqnr(row: Row) -> str:
+def _sqnr(row: TensorRow) -> str:
     assert row.sqnr is not None
     width = max(0.0, min(1.0, row.sqnr / _BAR)) * 48
     bar = f'<svg class="bar" viewBox="0 0 48 8" aria-hidden="true"><rect width="{width:.1f}" height="8" rx="2"/></svg>'
@@ -199,7 +199,7 @@ def _decibels(value: float | None) -> str:
     return "" if value is None else "exact" if value == math.inf else f"{value:.1f}"
 
 
-def _of_error(name: str) -> Callable[[Row], Any]:
+def _of_error(name: str) -> Callable[[TensorRow], Any]:
     return lambda row: None if row.error is None else getattr(row.error, name)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jq.util.markup import text
 
 if TYPE_CHECKING:
-    from jq.evidence.report import Row
+    from jq.evidence.report import TensorRow
 
 Place = Callable[[float], float]
 
@@ -22,7 +22,7 @@ _COLUMNS = 128  # of ranges, at most: channels share them
 _LINES = 48  # of a grid, at most
 
 
-def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
+def depth_plot(rows: Sequence[tuple[str, TensorRow]]) -> str:
     """SQNR along the depth of the network, a point for each row with its anchor; "" if there is nothing to show.
 
     >>> depth_plot([])
@@ -68,7 +68,7 @@ def depth_plot(rows: Sequence[tuple[str, Row]]) -> str:
     return _svg(width, height, "SQNR of each tensor along the depth of the network, in dB", parts)
 
 
-def histogram(row: Row) -> str:
+def histogram(row: TensorRow) -> str:
     """The values of a float tensor, and the grid that they are rounded to; counts are on a logarithmic axis."""
     values = row.values
     if values is None:
@@ -99,7 +99,7 @@ def histogram(row: Row) -> str:
     return _svg(_WIDTH, _HEIGHT, f"Histogram of the float values, on a logarithmic axis{grid}", parts)
 
 
-def _codes(row: Row, place: Place) -> str:
+def _codes(row: TensorRow, place: Place) -> str:
     """The grid over the histogram: lines at what the codes stand for, or at every so many of them."""
     if row.bounds is None or row.scale is None:
         return ""
@@ -112,7 +112,7 @@ def _codes(row: Row, place: Place) -> str:
     return f'<path class="codes" d="{marks}"/>' + _label(_WIDTH - _RIGHT, _TOP - 8, caption, "end")
 
 
-def ranges(row: Row) -> str:
+def ranges(row: TensorRow) -> str:
     """The range of each output channel of a weight, beside the bounds of its codes; neighbours share a column."""
     if not row.channels:
         return ""

@@ -50,7 +50,7 @@ class Deviation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor."""
 
     tensor: str
@@ -79,7 +79,7 @@ class Report:
 
     title: str
     facts: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     moves: tuple[Move, ...]
     findings: tuple[Finding, ...]
     unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
@@ -150,13 +150,13 @@ def report_of(
     return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
 
 
-def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+def worst_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Sort rows by their loss, damaged ones first.
 
     Weights that a tool changed on purpose, whose distance is no loss, and rows without figures come last.
     """
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def place(row: TensorRow) -> tuple[Any, ...]:
         return row.reason != "not finite", row.sqnr is None, row.reason == "changed", row.sqnr or 0.0
 
     return tuple(sorted(rows, key=place))
@@ -171,7 +171,7 @@ def _row(
     moves: tuple[str, ...],
     depth: int | None,
     axes: Mapping[str, int],
-) -> Row:
+) -> TensorRow:
     weight = name in plan.weights
     node = graph.producer.get(name) or next(iter(graph.consumers.get(name, ())), None)
     low, high, values, channels = None, None, None, None
@@ -181,7 +181,7 @@ def _row(
         values, channels = distribution(array), channel_ranges(array, axes.get(name))
     elif stats is not None and name in stats.tensors:
         low, high = stats.range(name)
-    return Row(
+    return TensorRow(
         tensor=name,
         kind="weight" if weight else "activation",
         node=node.label if node else "",
@@ -265,7 +265,7 @@ def _sqnr(error: float | None) -> float | None:
     return None if error is None else math.inf if error <= 0 else -10 * math.log10(error)
 
 
-def _scale(row: Row) -> str:
+def _scale(row: TensorRow) -> str:
     if row.scale is None:
         return row.format
     return f"{row.format}, 2^{row.exponent}" if row.exponent is not None else f"{row.format}, {row.scale:.4g}"

@@ -36,7 +36,7 @@ _LEAST = 8  # lanes of a walk
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class SensitivityRow:
     """One tensor, or the tensors of one layer."""
 
     name: str
@@ -60,9 +60,9 @@ class Sensitivity:
     kind: Kind
     samples: int
     whole: Mapping[str, float]  # the losses where all are quantized; empty if it was not measured
-    rows: tuple[Row, ...]
+    rows: tuple[SensitivityRow, ...]
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> SensitivityRow:
         found = next((r for r in self.rows if r.name == name), None)
         if found is None:
             raise ConfigError(f"no row {name!r}.{suggest(name, [r.name for r in self.rows])}")
@@ -181,7 +181,9 @@ def sensitivity(
         about = float(estimates[name].mean()) if name in estimates else None
         depth, operator = _place(graph, plan, named[name])
         tensors = tuple(n for n in plan if n in named[name])
-        rows.append(Row(name, tensors, operator, depth, float(values.mean()), error, name in measured, of, about))
+        rows.append(
+            SensitivityRow(name, tensors, operator, depth, float(values.mean()), error, name in measured, of, about)
+        )
     rows.sort(key=lambda r: (-r.loss if mode == "alone" else r.loss, r.depth))
     samples = len(next(iter({**estimates, **{n: v[loss] for n, v in measured.items()}}.values())))
     return Sensitivity(loss, by if isinstance(by, str) else "group", mode, kind, samples, whole, tuple(rows))

@@ -10,17 +10,17 @@ import subprocess
 import numpy as np
 import pytest
 
-from jq.evidence.report import Deviation, Distribution, Report, Row
+from jq.evidence.report import Deviation, Distribution, Report, TensorRow
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on PATH")
 HOSTILE = """</title></script><script>document.title="owned"</script><img src=x onerror='document.title="owned"'>"""
 
 
-def row(index: int, name: str) -> Row:
+def row(index: int, name: str) -> TensorRow:
     error = Deviation(0.99, 0.5, 40.0, 0.25, 0.01, 35.0, 0.9, 0.1, 0.0, None)
     counts = tuple(int(1000 * np.exp(-(((i - 32) / 9) ** 2))) for i in range(64))
-    return Row(
+    return TensorRow(
         tensor=name,
         kind=("activation", "weight")[index % 2],
         node=name,

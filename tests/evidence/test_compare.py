@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jq
 from jq.cli import main
-from jq.evidence.report import Row, worst_first
+from jq.evidence.report import TensorRow, worst_first
 from tests.conftest import SHARED
 
 FLOAT = TensorProto.FLOAT
@@ -104,7 +104,7 @@ def test_the_worst_is_first(report):
     assert known == sorted(known) and len(known) > 40
 
     def row(name, sqnr, reason):
-        return Row(name, "weight", "", "int8", 1.0, 0, 0, -1.0, 1.0, sqnr, (), reason=reason)
+        return TensorRow(name, "weight", "", "int8", 1.0, 0, 0, -1.0, 1.0, sqnr, (), reason=reason)
 
     rows = [row("known", 3.0, ""), row("nan", None, "not finite"), row("none", None, ""), row("bias", -9.0, "changed")]
     assert [r.tensor for r in worst_first(rows)] == ["nan", "known", "bias", "none"]

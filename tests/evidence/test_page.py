@@ -12,7 +12,7 @@ import pytest
 import jq
 from jq.evidence.page import page
 from jq.evidence.plots import depth_plot, histogram, ranges
-from jq.evidence.report import Distribution, Report, Row
+from jq.evidence.report import Distribution, Report, TensorRow
 from jq.util import markup
 
 HOSTILE = """</script></title></svg><script>alert("x")</script>' onload='alert(1)&amp;\x00\u202e"""
@@ -24,7 +24,7 @@ def row(name="conv", **changes):
         "high": 1.0, "sqnr": 30.0, "moves": (name,), "reason": "range", "depth": 3, "bounds": (-64.0, 63.5),
         "values": Distribution(-70.0, 10.0, (5, 0, 0, 100)), "channels": ((-70.0, 1.0), (-1.0, 1.0)), "note": name,
     }  # fmt: skip
-    return Row(tensor=name, **{**given, **changes})
+    return TensorRow(tensor=name, **{**given, **changes})
 
 
 class Tags(html.parser.HTMLParser):

@@ -2,7 +2,7 @@
 
 from jq.npu.targets import AIE2_EVEN, AIE2_X1, DPU, ORT, TARGETS, PartialSums, Target
 from jq.readings.integer.chip import Chip, load
-from jq.readings.integer.explain import Log, Row
+from jq.readings.integer.explain import Log, RoundingRow
 from jq.readings.integer.simulation import Agreement, Simulation, simulate
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Chip",
     "Log",
     "PartialSums",
-    "Row",
+    "RoundingRow",
     "Simulation",
     "Target",
     "load",

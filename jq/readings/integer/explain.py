@@ -37,7 +37,7 @@ _NEAR = 2.0**-20  # relative: float32 values of the same number differ by less, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RoundingRow:
     """What happened where one tensor is rounded."""
 
     tensor: str  # of integers, as the model names it
@@ -70,12 +70,12 @@ class Log:
 
     target: str
     samples: int
-    rows: tuple[Row, ...]
+    rows: tuple[RoundingRow, ...]
     floats: Mapping[str, str]  # nodes computed in float32, and why
     codes: Mapping[str, np.ndarray]  # the integers of every quantized tensor
 
     @property
-    def first_divergence(self) -> Row | None:
+    def first_divergence(self) -> RoundingRow | None:
         """Where the chip's run of the model first is another one than onnxruntime's."""
         return next((row for row in self.rows if row.diverged), None)
 
@@ -130,7 +130,7 @@ class Log:
 _ADDED = ("elements", "ties", "saturated", "inexact", "differs", "diverged")
 
 
-def _sum(one: Row, other: Row) -> Row:
+def _sum(one: RoundingRow, other: RoundingRow) -> RoundingRow:
     causes = {c: one.causes.get(c, 0) + other.causes.get(c, 0) for c in {**one.causes, **other.causes}}
     counts = {name: getattr(one, name) + getattr(other, name) for name in _ADDED}
     return dataclasses.replace(one, **counts, causes=causes, largest=max(one.largest, other.largest))
@@ -151,10 +151,10 @@ def explain(chip: Chip, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]
     return outputs, Log(chip.target.name, samples, rows, chip.floats, integers)
 
 
-def _row(name: str, node: Node, operators: str, factor_error: float, counts: dict[str, int]) -> Row:
+def _row(name: str, node: Node, operators: str, factor_error: float, counts: dict[str, int]) -> RoundingRow:
     causes = {k.removeprefix(_CAUSE): v for k, v in counts.items() if k.startswith(_CAUSE) and v}
     fields = {k: v for k, v in counts.items() if not k.startswith(_CAUSE)}
-    return Row(name, node.label, operators, factor_error=factor_error, causes=causes, **fields)
+    return RoundingRow(name, node.label, operators, factor_error=factor_error, causes=causes, **fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
