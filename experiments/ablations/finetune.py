@@ -32,11 +32,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
-from bench.finetune import all_versions, machine, read_entry, score  # this file and that one have the same name
-from calibrate import bundled, fresh, setup, write_data
+from experiments.common import RESULTS, all_versions, bundled, fresh, machine, read_entry, score, setup, write_data
 
 VARIANTS = (
     "none", "cle", "bc", "cle+bc", "bias", "adaround", "adaquant", "block", "network", "cle+bias", "cle+adaround",
@@ -103,7 +99,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=128, help="images for calibration")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "finetune_ablation.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "finetune_ablation.jsonl")
     args = parser.parse_args()
     for variant in args.variants:
         changes(variant, 0)

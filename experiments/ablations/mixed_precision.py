@@ -12,20 +12,15 @@ layers' losses, `measured` the loss on the same images. All are run by onnxrunti
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from experiments.common import RESULTS, beside, parser_of, setup
 
-from calibrate import setup
-from joint_search import beside, parser_of
-
-RESULTS = Path(__file__).parents[1] / "results" / "mixed_precision.jsonl"
+OUT = RESULTS / "mixed_precision.jsonl"
 
 
 def variants(
@@ -69,7 +64,7 @@ def variants(
 
 
 def main() -> None:
-    parser = parser_of(__doc__, RESULTS)
+    parser = parser_of(__doc__, OUT)
     parser.add_argument("--limit", type=int, default=32, help="images that layers are measured on")
     parser.add_argument("--budgets", type=float, nargs="+", default=[1.1, 1.25, 1.5, 2.0])
     args = parser.parse_args()

@@ -10,20 +10,15 @@ before and after equalization, relative to the largest output, on 16 of the imag
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from experiments.common import RESULTS, beside, parser_of, setup
 
-from calibrate import setup
-from joint_search import beside, parser_of
-
-RESULTS = Path(__file__).parents[1] / "results" / "pow2_factors.jsonl"
+OUT = RESULTS / "pow2_factors.jsonl"
 
 
 def variants(cores: Sequence[int], path: str, data: str, folder: str) -> dict[str, dict[str, Any]]:
@@ -50,7 +45,7 @@ def variants(cores: Sequence[int], path: str, data: str, folder: str) -> dict[st
 
 
 def main() -> None:
-    parser = parser_of(__doc__, RESULTS)
+    parser = parser_of(__doc__, OUT)
     args = parser.parse_args()
     beside(parser, args, "pow2_factors", variants)
 

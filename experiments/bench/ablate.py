@@ -30,13 +30,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
+from experiments.common import RESULTS, all_versions, fresh, machine
 
-from bench.finetune import all_versions, machine  # this folder's
-from calibrate import fresh
-
-RESULTS = Path(__file__).parents[1] / "results" / "ablate.jsonl"
+OUT = RESULTS / "ablate.jsonl"
 NUMBERS = ("samples", "sqnr", "float_top1", "top1", "agreement", "kl", "digest")
 
 
@@ -175,7 +171,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="separate runs in this part")
     parser.add_argument("--every", type=int, default=1, help="take one separate run of so many")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     args.folder.mkdir(parents=True, exist_ok=True)

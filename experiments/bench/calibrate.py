@@ -4,7 +4,7 @@
         [--memory] [--quark PYTHON]
 
 NPZ holds uint8 NHWC `images`, repeated up to `--count`; PREP is P1, P2, P3 or P4 as in
-experiments/parity/real_models.py. Without models it takes the bundled ones and their calibration set.
+experiments/common.py. Without models it takes the bundled ones and their calibration set.
 Every measurement is a process of its own, held to `--threads` cores, with one JAX device per core.
 Prints, and appends as one JSON line to `--out`, per model:
 
@@ -32,112 +32,31 @@ import json
 import math
 import os
 import resource
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-PREPARE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "P1": lambda x: (x / 255 - MEAN) / DEVIATION,
-    "P2": lambda x: x[..., ::-1] - np.float32([103.939, 116.779, 123.68]),
-    "P3": lambda x: (x - 127.5) / 127.5,
-    "P4": lambda x: (x - 127) / 128,
-}
+from experiments.common import (
+    PREPARE,
+    RESULTS,
+    bundled,
+    elapsed,
+    fresh,
+    quark_whole,
+    read_images,
+    setup,
+    versions,
+    write_data,
+)
+
 BATCH = 32  # of jq's plain pass, as of calibration
 FIRST_CALL = 64  # images of the calls that are compiled
 QUARK = 100  # images
 MEMORY = (16, 64, 256, 1024)  # images
-
-# Quark falls back to a method that does not search when calibration fails, and says so in its log only.
-QUARK_SCRIPT = """
-import json, os, sys, time
-import numpy as np
-import quark.onnx.quantization.quantize as steps
-from onnxruntime.quantization import CalibrationDataReader
-from quark.onnx import ModelQuantizer
-from quark.onnx.quantization.config import Config, get_default_config
-
-model, data, name, result = sys.argv[1:]
-
-class Reader(CalibrationDataReader):
-    def __init__(self):
-        self.images = np.load(data)
-        self.next = iter(range(len(self.images)))
-    def __len__(self):
-        return len(self.images)
-    def get_next(self):
-        index = next(self.next, None)
-        return None if index is None else {name: self.images[index : index + 1]}
-
-def now():
-    return time.perf_counter(), sum(os.times()[:4])
-
-def timed(run, found):
-    def measured(*args, **kwargs):
-        start = now()
-        out = run(*args, **kwargs)
-        found["wall"], found["cpu"] = (b - a for a, b in zip(start, now()))
-        return out
-    return measured
-
-calibration, whole = {}, {}
-steps.run_calibration = timed(steps.run_calibration, calibration)
-config = get_default_config("XINT8")
-config.include_cle = False
-quantizer = ModelQuantizer(Config(global_quant_config=config))
-timed(quantizer.quantize_model, whole)(model, "quantized.onnx", Reader())
-assert os.path.getsize("quantized.onnx") > 0
-with open(result, "w") as file:
-    json.dump({"whole": whole, "calibration": calibration}, file)
-"""
-
-
-def fresh(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
-
-
-def setup(cores: Sequence[int], devices: int, cache: str | None = None) -> None:
-    """Hold this process to some cores before JAX makes its thread pool; `cache` is where compilations go."""
-    os.sched_setaffinity(0, cores)
-    if cache is not None:
-        for name in ("JQ_CACHE", "JAX_COMPILATION_CACHE_DIR"):
-            os.environ.pop(name, None)
-        os.environ["XDG_CACHE_HOME"] = cache
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", devices)
-
-
-def read_images(prep: str, images: Path | None, count: int) -> np.ndarray:
-    """The first `count` images as the model takes them, from the beginning again where there are fewer."""
-    if not prep:
-        import jq
-
-        found = jq.zoo.calibration_set()[0]
-        return found[np.arange(count) % len(found)]
-    assert images is not None, "models with a PREP need --images"
-    with np.load(images) as file:
-        pixels = file["images"]
-    pixels = pixels[np.arange(count) % len(pixels)]
-    made = np.empty((count, pixels.shape[3], *pixels.shape[1:3]), np.float32)
-    for image, source in zip(made, pixels, strict=True):  # one by one: half the memory
-        image[...] = PREPARE[prep](source.astype(np.float32)).transpose(2, 0, 1)
-    return made
-
-
-def elapsed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def speed(cores: Sequence[int], path: str, prep: str, images: Path | None, count: int, rounds: int) -> dict[str, Any]:
@@ -243,28 +162,6 @@ def jq_whole(cores: Sequence[int], path: str, data: str, cache: str) -> dict[str
     }
 
 
-def quark_whole(
-    python: str, threads: int, path: str, data: str, name: str, folder: str, script: str = QUARK_SCRIPT
-) -> dict[str, Any]:
-    """Seconds of Quark, which leaves `quantized.onnx` in the folder."""
-    result = Path(folder) / "quark.json"
-    command = [python, "-c", script, str(Path(path).resolve()), data, name, str(result)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": folder}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    log = done.stdout + done.stderr
-    if done.returncode or "Will automatically set" in log or not result.exists():
-        raise SystemExit(f"Quark failed, or fell back to another method:\n{log[-4000:]}")
-    return json.loads(result.read_text())
-
-
-def write_data(path: str, prep: str, images: Path | None, count: int, data: str) -> str:
-    """Write the images for both tools; return the name of the model's input."""
-    import jq
-
-    np.save(data, read_images(prep, images, count))
-    return jq.load(path).inputs[0].name
-
-
 def against_quark(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data, count = f"{folder}/images.npy", min(QUARK, args.count)
@@ -310,19 +207,6 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
     return row
 
 
-def versions() -> dict[str, str]:
-    import jax
-    import onnxruntime as ort
-
-    return {"jax": jax.__version__, "onnxruntime": ort.__version__}
-
-
-def bundled() -> list[str]:
-    import jq
-
-    return [str(jq.zoo.path(name)) for name in jq.zoo.models()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="MODEL.onnx:PREP; without PREP it sees the bundled images")
@@ -332,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--quark", metavar="PYTHON", help="interpreter of an environment with amd-quark")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "calibrate.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "calibrate.jsonl")
     args = parser.parse_args()
     if args.count < BATCH or args.count % BATCH:
         parser.error(f"--count {args.count} is no multiple of {BATCH}")

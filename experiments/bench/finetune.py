@@ -40,7 +40,6 @@ import functools
 import json
 import math
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -51,10 +50,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate import PREPARE, bundled, elapsed, fresh, setup, versions, write_data
-from quantize import evaluation, logits, quantize
 
-RESULTS = Path(__file__).parents[1] / "results" / "finetune.jsonl"
+from experiments.common import (
+    RESULTS,
+    all_versions,
+    bundled,
+    elapsed,
+    fresh,
+    machine,
+    quantize,
+    read_entry,
+    score,
+    setup,
+    write_data,
+)
+
+OUT = RESULTS / "finetune.jsonl"
 
 
 @dataclass(frozen=True)
@@ -316,40 +327,6 @@ def rounded(numbers: dict[str, float]) -> dict[str, float]:
     return {k: float(f"{v:.4g}") for k, v in numbers.items()}
 
 
-def score(
-    cores: Sequence[int], path: str, quantized: dict[str, str], prep: str, offset: int, folder: Path | None
-) -> dict[str, Any]:
-    """Top-1, agreement and signal-to-noise ratio, of the bundled evaluation set or the JPEGs of a folder."""
-    setup(cores, 1)
-    if prep:
-        assert folder is not None
-        x, labels = evaluation(folder, prep)
-    else:
-        import jq
-
-        x, labels = jq.zoo.evaluation_set()
-    reference, labels = logits(path, x), labels + offset
-    found: dict[str, Any] = {"images": len(x), "float": round(100 * float(np.mean(reference.argmax(-1) == labels)), 2)}
-    for kind, file in quantized.items():
-        y = logits(file, x)
-        found[kind] = {
-            "top1": round(100 * float(np.mean(y.argmax(-1) == labels)), 2),
-            "agreement": round(100 * float(np.mean(y.argmax(-1) == reference.argmax(-1))), 2),
-            "sqnr": round(10 * float(np.log10(np.square(reference).sum() / np.square(reference - y).sum())), 2),
-        }
-    return found
-
-
-def read_entry(entry: str, args: argparse.Namespace) -> tuple[str, str, int]:
-    """MODEL.onnx[:PREP[:LABELS]] as a path, a preparation and what is added to labels."""
-    path, prep, offset = (*entry.split(":"), "", "")[:3]
-    if prep and (prep not in PREPARE or args.images is None):
-        raise SystemExit(f"{entry}: PREP is one of {', '.join(PREPARE)}, and needs --images")
-    if not Path(path).exists():
-        raise SystemExit(f"{entry}: no file {path}")
-    return path, prep, int(offset or 0)
-
-
 def model(args: argparse.Namespace, cores: Sequence[int]) -> dict[str, Any]:
     rows = []
     for entry in args.models or fresh(bundled):
@@ -428,20 +405,6 @@ def depth(args: argparse.Namespace, cores: Sequence[int]) -> dict[str, Any]:
     return {"images": args.images, "steps": args.steps, "rows": rows}
 
 
-def all_versions() -> dict[str, str]:
-    import jq
-
-    return {"jq": jq.__version__, **versions()}
-
-
-def machine() -> str:
-    """The processor, and how many cores this process may use."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
@@ -467,7 +430,7 @@ def arguments() -> argparse.Namespace:
     for part in kinds.choices.values():
         part.add_argument("--threads", type=int, default=2)
         part.add_argument("--rounds", type=int, default=2, help="of which the best is taken; not of `model`")
-        part.add_argument("--out", type=Path, default=RESULTS)
+        part.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     if args.kind == "iterations" and (args.steps < 2 or args.images < args.batch):
         parser.error("iterations needs two --steps or more, and as many --images as a --batch has")

@@ -15,10 +15,11 @@ import argparse
 import json
 import math
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.common import RESULTS, best
 
 
 def arguments() -> argparse.Namespace:
@@ -29,23 +30,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=None, help="JAX devices; by default one per thread")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--chunk", type=int, default=None, help="images per chunk; by default jq decides")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "forward.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "forward.jsonl")
     return parser.parse_args()
-
-
-def best(runs: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
-    """The shortest time of each in milliseconds; a few runs of each in turn in every round.
-
-    A few, because the idle threads of the one before spin for some milliseconds on the same cores.
-    """
-    shortest = [math.inf] * len(runs)
-    for _ in range(rounds):
-        for index, run in enumerate(runs):
-            for _ in range(4):
-                start = time.perf_counter()
-                run()
-                shortest[index] = min(shortest[index], 1e3 * (time.perf_counter() - start))
-    return shortest
 
 
 def measure(path: Path, batches: Sequence[int], threads: int, rounds: int, chunk: int | None) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     python experiments/bench/integer.py [MODEL.onnx:PREP ...] [--images NPZ] [--target NAME] [--batch 8]
         [--threads 2] [--devices 2]
 
-NPZ holds uint8 NHWC `images`; PREP is as in bench/calibrate.py. Without models it takes the bundled ones and
+NPZ holds uint8 NHWC `images`; PREP is as in experiments/common.py. Without models it takes the bundled ones and
 their images. Each model is quantized in two ways: XINT8, the power-of-two scales that the NPU wants, of which
 onnxruntime runs most in float; and u8s8, float scales with the int32 biases that it needs to fuse integer
 convolutions; how many it fuses is printed. Prints per model and way, each in processes of its own that are held to
@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate import PREPARE, bundled, elapsed, fresh, read_images, setup, versions
-from forward import best
+
+from experiments.common import PREPARE, RESULTS, best, bundled, elapsed, fresh, read_images, setup, versions
 
 # Each way with what jq computes as: float scales as onnxruntime's integer kernels do, so that both do the same.
 CONFIGS = {"XINT8": ("XINT8", "aie2_x1"), "u8s8": ("INT8_CNN_DEFAULT", "ort")}
@@ -166,7 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--devices", type=int, default=None, help="JAX devices; by default one per thread")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "integer.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "integer.jsonl")
     args = parser.parse_args()
     args.devices = args.devices or args.threads
     if args.batch % args.devices:

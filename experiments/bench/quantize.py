@@ -3,7 +3,7 @@
     python experiments/bench/quantize.py MODEL.onnx:PREP[:LABELS] ... --images NPZ [--count 100]
         [--eval FOLDER] [--config XINT8] [--quark PYTHON] [--onnxruntime]
 
-NPZ holds uint8 NHWC `images` for calibration; PREP is as in bench/calibrate.py. FOLDER holds JPEGs of which the
+NPZ holds uint8 NHWC `images` for calibration; PREP is as in experiments/common.py. FOLDER holds JPEGs of which the
 centre 224 x 224 pixels are read, the label being the number before the underscore; LABELS is added to it for
 networks that have a class before the first. Prints, and appends as one JSON line to `--out`, per model:
 
@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,29 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate import PREPARE, QUARK_SCRIPT, fresh, quark_whole, setup, versions, write_data
 
-SIDE, BATCH, COMPARED = 224, 20, 8
+from experiments.common import QUARK_SCRIPT, RESULTS, fresh, quantize, quark_whole, score, used, versions, write_data
+
+COMPARED = 8  # images whose codes are compared
 PEERS = {"ort": False, "ort_per_channel": True}
-
-
-def quantize(cores: Sequence[int], path: str, data: str, config: str, output: str, cache: str) -> dict[str, float]:
-    setup(cores, len(cores), cache)
-    import jq
-
-    x, start = np.load(data), np.array([time.perf_counter(), sum(os.times()[:4])])
-    jq.quantize(path, x, config, output=output)
-    return used(start)
-
-
-def used(start: np.ndarray) -> dict[str, float]:
-    """Wall and CPU seconds since then, and this process's peak memory."""
-    wall, cpu = np.array([time.perf_counter(), sum(os.times()[:4])]) - start
-    return {
-        "wall": float(wall),
-        "cpu": float(cpu),
-        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
 
 
 def by_onnxruntime(cores: Sequence[int], path: str, data: str, output: str, per_channel: bool) -> dict[str, float]:
@@ -76,42 +57,6 @@ def by_onnxruntime(cores: Sequence[int], path: str, data: str, output: str, per_
     types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
     quantize_static(f"{output}.prepared", output, Reader(name), per_channel=per_channel, **types)
     return used(start)
-
-
-def evaluation(folder: Path, prep: str) -> tuple[np.ndarray, np.ndarray]:
-    from PIL import Image
-
-    images, labels = [], []
-    for path in sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpeg", ".jpg")):
-        image = Image.open(path).convert("RGB")
-        left, top = (image.width - SIDE) // 2, (image.height - SIDE) // 2
-        pixels = np.asarray(image.crop((left, top, left + SIDE, top + SIDE)), np.float32)
-        images.append(PREPARE[prep](pixels).astype(np.float32).transpose(2, 0, 1))
-        labels.append(int(path.name.split("_")[0]))
-    return np.stack(images), np.array(labels)
-
-
-def logits(path: str, x: np.ndarray) -> np.ndarray:
-    import onnxruntime as ort
-
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    parts = [session.run(None, {name: x[i : i + BATCH]})[0] for i in range(0, len(x), BATCH)]
-    return np.concatenate(parts).reshape(len(x), -1)
-
-
-def accuracy(float_path: str, paths: dict[str, str], folder: Path, prep: str, offset: int) -> dict[str, Any]:
-    x, labels = evaluation(folder, prep)
-    labels, reference = labels + offset, logits(float_path, x)
-    found: dict[str, Any] = {"images": len(x), "float": round(100 * float(np.mean(reference.argmax(-1) == labels)), 2)}
-    for kind, path in paths.items():
-        y = logits(path, x)
-        found[kind] = {
-            "top1": round(100 * float(np.mean(y.argmax(-1) == labels)), 2),
-            "agreement": round(100 * float(np.mean(y.argmax(-1) == reference.argmax(-1))), 2),
-            "sqnr": round(10 * float(np.log10(np.square(reference).sum() / np.square(reference - y).sum())), 2),
-        }
-    return found
 
 
 def codes(path: str, data: str, config: str) -> dict[str, int]:
@@ -163,7 +108,7 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
             row["quark_over_jq_cold"] = {k: round(row["quark"][k] / row["cold"][k], 2) for k in ("wall", "cpu")}
             print(f"  Quark over jq, cold: {row['quark_over_jq_cold']}", flush=True)
         if args.eval:
-            row["accuracy"] = fresh(accuracy, path, quantized, args.eval, prep, offset)
+            row["accuracy"] = fresh(score, cores, path, quantized, prep, offset, args.eval)
             print(f"  {row['accuracy']}", flush=True)
         row["codes"] = fresh(codes, path, data, args.config)
         print(f"  codes that differ: {row['codes']['differ']} of {row['codes']['elements']:,}", flush=True)
@@ -180,7 +125,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quark", help="a Python that has amd-quark")
     parser.add_argument("--onnxruntime", action="store_true", help="its own quantizer too")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "quantize.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "quantize.jsonl")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     for model in args.models:

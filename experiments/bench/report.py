@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from calibrate import bundled, read_images, versions
+from experiments.common import RESULTS, bundled, read_images, versions
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CLOCK = """<script>addEventListener("load", () => {
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--browser", default=next(filter(None, map(shutil.which, BROWSERS)), None))
     parser.add_argument("--keep", type=Path, help="a folder for the pages and the quantized models")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "report.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "report.jsonl")
     args = parser.parse_args()
     if args.browser is None:
         parser.error(f"none of {', '.join(BROWSERS)} is there; give --browser")

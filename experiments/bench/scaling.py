@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from calibrate import bundled, elapsed, fresh, read_images, setup, versions
+from experiments.common import RESULTS, bundled, elapsed, fresh, read_images, setup, versions
 
 STEP = 8  # images per device and step
 SAME = 64  # images whose result must not depend on the devices
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--per-device", type=int, default=32, help="images")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "calibrate_scaling.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "calibrate_scaling.jsonl")
     args = parser.parse_args()
     args.model = args.model or fresh(bundled)[0]
     cores = sorted(os.sched_getaffinity(0))

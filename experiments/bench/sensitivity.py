@@ -2,7 +2,7 @@
 
     python experiments/bench/sensitivity.py [MODEL.onnx:PREP ...] [--images NPZ] [--count 64] [--screen 8] [--batch 1 4 8 16]
 
-NPZ and PREP are as in bench/calibrate.py; without models it takes the bundled ones. Each model is prepared, equalized
+NPZ and PREP are as in experiments/common.py; without models it takes the bundled ones. Each model is prepared, equalized
 and calibrated in XINT8 on the images first, which is not counted. Then, each in a process of its own, imports aside:
 
 * onnxruntime: for each activation of the plan, and for none, the export of the plan that quantizes it alone, a session,
@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibrate import bundled, fresh, read_images, setup, versions
+
+from experiments.common import RESULTS, bundled, fresh, read_images, setup, versions
 
 TOP = 10
 
@@ -168,7 +169,7 @@ def main() -> None:
     parser.add_argument("--screen", type=int, default=8)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16], help="images at once of onnxruntime")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "sensitivity.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "sensitivity.jsonl")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     os.sched_setaffinity(0, cores)

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from experiments.common import RESULTS
+
 COMPILE = """
 import json, sys, time
 start = time.perf_counter()
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=jq.zoo.path("fashion_resnet"))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "startup.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "startup.jsonl")
     args = parser.parse_args()
     imports = {m: best_import(m, args.rounds) for m in ("jax", "jq")}
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}

@@ -30,9 +30,9 @@ import jax
 import numpy as np
 import onnx
 import onnxruntime as ort
-from real_models import PREPARE
 
 import jq
+from experiments.common import PREPARE, RESULTS
 
 TARGETS = ("dpu", "aie2_x1", "aie2_even")
 SIDE = 224  # of noise, where a model leaves it open
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="MODEL.onnx[:DATA[:PREP]], quantized")
     parser.add_argument("--count", type=int, default=64, help="samples at most")
     parser.add_argument("--batch", type=int, default=8, help="samples at a time, where the model leaves it open")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "integer_parity.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "integer_parity.jsonl")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cases = given(args.models, args.count) if args.models else bundled(Path(folder), args.count)

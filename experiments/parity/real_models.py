@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,15 +22,9 @@ import numpy as np
 import onnxruntime as ort
 
 import jq
+from experiments import common
 
-MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-PREPARE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "P1": lambda x: (x / 255 - MEAN) / DEVIATION,
-    "P2": lambda x: x[..., ::-1] - np.float32([103.939, 116.779, 123.68]),
-    "P3": lambda x: (x - 127.5) / 127.5,
-    "P4": lambda x: (x - 127) / 128,
-    "BOX": lambda x: x / 255,
-}
+PREPARE = common.PREPARE | {"BOX": lambda x: x / 255}
 
 
 def crop(image, size: int = 224):
@@ -79,7 +73,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", help="MODEL.onnx:PREP")
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--boxes", type=int, default=20, help="how many images detectors see")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "real_models.jsonl")
+    parser.add_argument("--out", type=Path, default=common.RESULTS / "real_models.jsonl")
     args = parser.parse_args()
     files = sorted(args.images.glob("*.jpg"))
     if not files:

@@ -20,13 +20,14 @@ from pathlib import Path
 import numpy as np
 
 import jq
+from experiments.common import RESULTS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "kill.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "kill.jsonl")
     args = parser.parse_args()
     moments, rows = random.Random(args.seed), []  # noqa: S311  no secret
     with tempfile.TemporaryDirectory() as folder:

@@ -32,6 +32,8 @@ import onnx
 import typer
 from onnx import ModelProto, numpy_helper
 
+from experiments.common import RESULTS
+
 SECONDS = 10
 RESIDENT = 2 << 30  # bytes; address space is no measure, JAX reserves plenty
 ADDRESSES = 24 << 30  # a net under the measurement, so that a defect does not take the machine along
@@ -337,7 +339,7 @@ def main(
         "seconds": round(seconds),
         "outcomes": dict(totals),
     }
-    with (out or Path(__file__).parents[1] / "results" / "mutate.jsonl").open("a") as file:
+    with (out or RESULTS / "mutate.jsonl").open("a") as file:
         file.write(json.dumps(record | {"defects": defects}) + "\n")
     raise typer.Exit(1 if defects else 0)
 

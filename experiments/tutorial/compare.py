@@ -14,7 +14,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from experiments.common import RESULTS
 
 # Source, float top-1, quantized top-1, and how. All W8A8 with power-of-two scales, per tensor unless said.
 PUBLISHED = {

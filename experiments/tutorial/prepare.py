@@ -9,15 +9,11 @@ the preparations of experiments/bench/forward.py. Writes P1_calibration.npy, P1_
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-
-from calibrate import PREPARE, read_images
-from quantize import evaluation
+from experiments.common import PREPARE, evaluation, read_images
 
 
 def main() -> None:
