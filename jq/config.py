@@ -34,6 +34,7 @@ from jq.arithmetic.formats import (
 )
 from jq.errors import ConfigError, suggest
 from jq.graph import Node
+from jq.npu.facts import CNN_OPS, NPU_OPS
 from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.util import markup
 
@@ -48,17 +49,6 @@ POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nono
 Bias = Literal["weight", "int32", "float"]
 STAGES = ("bias", "adaround", "adaquant", "block", "network")  # of finetuning
 
-# What Quark quantizes for CNNs: the fewer ones with onnxruntime's own scheme, the more on the NPU.
-CNN_OPS = (
-    "Add", "ArgMax", "AveragePool", "Clip", "Concat", "Conv", "ConvTranspose", "EmbedLayerNormalization", "Gather",
-    "Gelu", "Gemm", "GlobalAveragePool", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "MatMul",
-    "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid", "Softmax", "Split", "Squeeze", "Tanh",
-    "Transpose", "Unsqueeze", "Where",
-)  # fmt: skip
-NPU_OPS = tuple(sorted((
-    *CNN_OPS, "BatchNormalization", "DepthToSpace", "Div", "Erf", "HardSigmoid", "LpNormalization", "Max", "Min",
-    "PRelu", "ReduceMean", "Slice", "SpaceToDepth", "Sub",
-)))  # fmt: skip
 DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")
 CONSTRAINTS = (
     "align_concat", "align_pool", "align_pad", "align_slice", "shift_read", "shift_write", "shift_cut", "shift_bias",

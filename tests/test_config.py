@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import jq
 from jq.arithmetic.formats import BLOCKS, FLOATS, INT4, INT8, INT16, UINT8, UINT16
-from jq.config import CONSTRAINTS, LOCAL, NPU_OPS, POWER_OF_TWO_METHODS, STAGES, QuantConfig, presets, resolve
+from jq.config import CONSTRAINTS, LOCAL, POWER_OF_TWO_METHODS, STAGES, QuantConfig, presets, resolve
 from jq.graph import Node
+from jq.npu.facts import NPU_OPS
 from jq.npu.rewrites import FORMS, STRUCTURE
 
 FLOAT_METHODS = ["minmax", "percentile", "entropy", "mse", "layerwise_percentile"]

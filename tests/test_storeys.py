@@ -21,7 +21,7 @@ STOREYS = (
     ("graph",),
     ("arithmetic", "data"),
     ("plan",),
-    ("npu.facts", "npu.targets", "npu.support", "npu.reciprocals"),
+    ("npu.facts", "npu.targets"),
     ("ops",),
     ("npu.rewrites",),
     ("readings",),

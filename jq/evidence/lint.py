@@ -24,7 +24,6 @@ from jq.evidence.lint_queries import (
     float_params,
     gates_itself,
     is_guarded,
-    is_npu_hard_sigmoid,
     limits,
     mean_window,
     overhangs,
@@ -33,10 +32,8 @@ from jq.evidence.lint_queries import (
 from jq.graph import Graph, Node
 from jq.graph.read import load
 from jq.graph.schemas import attributes
-from jq.npu.reciprocals import LARGEST_SIDE, pool_multiplier, reciprocal
-from jq.npu.rewrites.activations import chips_slope
-from jq.npu.rewrites.pools import LARGEST_WINDOW, split_kernel
-from jq.npu.support import NPU_FORMATS
+from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
+from jq.npu.rewrites.pools import split_kernel
 from jq.passes.prepare import prepare
 from jq.plan.placement import absorbed, rule_of
 from jq.plan.selection import selected
@@ -272,7 +269,7 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     for (op, rewritten), nodes in sorted(found.items(), key=lambda item: -len(item[1])):
         if op == "HardSigmoid" and wanted == "XINT8":
             # x * HardSigmoid(x) is HardSwish, under which name it is listed; other slopes are `hard-sigmoid`'s.
-            nodes = [n for n in nodes if is_npu_hard_sigmoid(graph, n) and not gates_itself(graph, n)]
+            nodes = [n for n in nodes if is_hard_sigmoid(attributes(graph, n)) and not gates_itself(graph, n)]
         if nodes:
             severity, advice = _advice(graph, op, nodes, wanted, rewritten)
             text = f"{_count(len(nodes), f'{op} node')}, not listed for {wanted} on the NPU: {advice}"
@@ -300,7 +297,7 @@ def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten
 def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     by_slope = _grouped(_nodes(graph, config, "LeakyRelu"), lambda n: float(attributes(graph, n)["alpha"]))
     for slope, nodes in by_slope.items():
-        held = chips_slope(slope) if math.isfinite(slope) else math.nan
+        held = leaky_slope(slope) if math.isfinite(slope) else math.nan
         change = abs(held / slope - 1) if slope else abs(held)
         if not change <= 1e-6:
             yield _Found(
@@ -313,7 +310,7 @@ def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
 
 @_rule("hard-sigmoid")
 def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
-    found = [n for n in _nodes(graph, config, "HardSigmoid") if not is_npu_hard_sigmoid(graph, n)]
+    found = [n for n in _nodes(graph, config, "HardSigmoid") if not is_hard_sigmoid(attributes(graph, n))]
     forms = _grouped(found, lambda n: tuple(float(attributes(graph, n)[name]) for name in ("alpha", "beta")))
     for (alpha, beta), nodes in forms.items():
         yield _Found(
@@ -350,7 +347,7 @@ def _pool_size(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
         if splits and split_kernel(window[0], window[1]) is not None:
             text = "more than 512 elements, so it is split into two pools and rounded twice: pool earlier in the model"
             yield _Found(nodes[0].label, f"{what}: {text}", "note")
-        elif _is_too_large(op, window):
+        elif op != "ReduceMean" and is_too_large(window):
             text = f"{count} elements; the NPU takes up to 512, in sides up to 255: pool in two steps"
             yield _Found(nodes[0].label, f"{what}: {text}")
 
@@ -358,7 +355,7 @@ def _pool_size(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
 @_rule("pool-factor")
 def _pool_factor(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     for (op, window), nodes in _windows(graph, config).items():
-        if _is_too_large(op, window):
+        if op != "ReduceMean" and is_too_large(window):
             continue  # `pool-size` has said so
         count = math.prod(window)
         multipliers = [reciprocal(d) for d in window] if op == "ReduceMean" else [pool_multiplier(window)]
@@ -549,8 +546,3 @@ def _nodes(graph: Graph, config: QuantConfig, *ops: str) -> Iterator[Node]:
     if _format(config) == "XINT8":
         chosen = selected(graph, config)
         yield from (n for n in graph.nodes if n.op_type in ops and not n.domain and n.outputs[0] in chosen)
-
-
-def _is_too_large(op: str, window: Sequence[int]) -> bool:
-    """Whether the NPU has no multiplier for an average over so much."""
-    return op != "ReduceMean" and (math.prod(window) > LARGEST_WINDOW or max(window) > LARGEST_SIDE)

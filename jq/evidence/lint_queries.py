@@ -41,12 +41,6 @@ def gates_itself(graph: Graph, node: Node) -> bool:
     return reader is not None and reader.op_type == "Mul" and node.inputs[0] in reader.inputs
 
 
-def is_npu_hard_sigmoid(graph: Graph, node: Node) -> bool:
-    """Whether a HardSigmoid has the slope and offset that the NPU has."""
-    attrs = attributes(graph, node)  # exporters write 1/6 with as few as four digits
-    return abs(attrs["alpha"] - 1 / 6) < 1e-4 and abs(attrs["beta"] - 0.5) < 1e-6
-
-
 def _shape(graph: Graph, name: str) -> tuple[int | str | None, ...]:
     return graph.values.get(name, Value(name)).shape or ()
 

@@ -29,6 +29,7 @@ from jq.calibration.calibrate import cuts_alone
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
+from jq.npu import facts
 from jq.plan import Plan, QParams
 from jq.plan.placement import absorbed, rule_of, shared
 
@@ -256,13 +257,18 @@ def _align(rule: str, site: _Site, at: _At) -> Ways:
     return [way] if way else []
 
 
+def _within(number: int, least: int, most: int) -> int:
+    return min(max(number, least), most)
+
+
 def _shift_read(site: _Site, at: _At) -> Ways:
     """What is added is aligned by a shift of at most 7 bits."""
     found = at.all(*site.inputs)
     if site.node.op_type not in _SUMS or not found:
         return []
     (finest, high), (coarsest, low) = max(found, key=lambda f: f[1]), min(found, key=lambda f: f[1])
-    return [{finest: low + 7}, {coarsest: high - 7}] if high - low > 7 else []
+    most = facts.READ_SHIFT
+    return [{finest: low + most}, {coarsest: high - most}] if high - low > most else []
 
 
 def _shift_write(site: _Site, at: _At) -> Ways:
@@ -271,8 +277,9 @@ def _shift_write(site: _Site, at: _At) -> Ways:
     if site.node.op_type not in ("Add", "Mul") or not found or output is None:
         return []
     positions = [p for _, p in found]
-    inner, low, high = (min(positions), -7, 25) if site.node.op_type == "Add" else (sum(positions), 0, 32)
-    shift = min(max(inner - output, low), high)
+    added = site.node.op_type == "Add"
+    inner = min(positions) if added else sum(positions)
+    shift = _within(inner - output, *(facts.SUM_SHIFT if added else facts.PRODUCT_SHIFT))
     return [{str(site.output): inner - shift}] if inner - shift != output else []
 
 
@@ -282,7 +289,7 @@ def _shift_cut(site: _Site, at: _At) -> Ways:
     if site.node.op_type not in _LINEAR or not found or len(found) < 3:
         return []
     (_, x), (weight, w), (output, y) = found
-    shift = min(max(w + x - y, 0), 16)
+    shift = _within(w + x - y, *facts.CUT_SHIFT)
     return [{weight: shift + y - x}, {output: w + x - shift}] if w + x - y != shift else []
 
 
@@ -292,8 +299,8 @@ def _shift_bias(site: _Site, at: _At) -> Ways:
     if site.node.op_type not in _LINEAR or not found or len(found) < 4:
         return []
     (_, x), (weight, w), (bias, b), (_, y) = found
-    least = 0 if site.leaky else min(0, -(24 - (8 + w + x - y)))
-    shift = min(max(w + x - b, least), 15)
+    least = 0 if site.leaky else min(0, 8 + w + x - y - facts.ACCUMULATOR_BITS)
+    shift = _within(w + x - b, least, facts.BIAS_SHIFT)
     return [{bias: w + x - shift}, {weight: b + shift - x}] if w + x - b != shift else []
 
 
@@ -303,8 +310,9 @@ def _hard_sigmoid(site: _Site, at: _At) -> Ways:
     if not site.gate or not found:
         return []
     (source, x), (output, y) = found
-    new_x, new_y = min(max(x, 0), 15), max(y, 7)
-    new_y = new_y if 14 + new_x - new_y > 0 else 14 + new_x
+    new_x = _within(x, *facts.GATE_POSITIONS)
+    new_y, accumulated = max(y, facts.GATE_POSITION), facts.SIXTH[1] + new_x
+    new_y = new_y if accumulated - new_y > 0 else accumulated
     way = {t: new for t, old, new in ((source, x, new_x), (output, y, new_y)) if old != new}
     return [way] if way else []
 
@@ -315,7 +323,7 @@ def _shift_swish(site: _Site, at: _At) -> Ways:
     if site.node.op_type != "Mul" or not site.swish or not found or output is None:
         return []
     total = sum(p for _, p in found)
-    shift = min(max(total - output, 0), 15)
+    shift = _within(total - output, *facts.SWISH_SHIFT)
     return [{str(site.output): total - shift}] if total - shift != output else []
 
 

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from jq.arithmetic.numerics import Mode
 from jq.errors import ConfigError, suggest
+from jq.npu.facts import RELU6, RELU6_POSITION, SIXTH, SLOPE, SLOPE_BITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Target:
     slope: Fraction | None = None  # of every LeakyRelu; None for the model's own
     slope_shift: int | None = None  # a slope is a whole number of 2**-slope_shift; None for the number as stored
     relu6: int | None = None  # the constant that stands for 6, at whatever position; None for 6 itself
-    relu6_position: int = 4  # the finest position at which that constant is applied
+    relu6_position: int = RELU6_POSITION  # the finest position at which that constant is applied
     hard_sigmoid: tuple[int, int] | None = None  # 1/6 as a multiplier and a shift; None for the float function
     lerp_bits: int | None = None  # of the weights of bilinear resizing; None for exact ones
     bfloat16_softmax: bool = False  # exponentials and products in bfloat16; else the float function
@@ -85,10 +86,10 @@ DPU = Target(
     rounding="half_up",
     bias_guard=1,
     add_guard=2,
-    slope=Fraction(26, 256),
-    slope_shift=8,
-    relu6=96,
-    hard_sigmoid=(2731, 14),
+    slope=Fraction(SLOPE, 2**SLOPE_BITS),
+    slope_shift=SLOPE_BITS,
+    relu6=RELU6,
+    hard_sigmoid=SIXTH,
     lerp_bits=15,
     bfloat16_softmax=True,
 )

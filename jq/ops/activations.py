@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jq.arithmetic.formats import INT8
+from jq.npu.facts import is_hard_sigmoid
 from jq.ops.elementwise import cut_to, integer_multiply
 from jq.ops.integer.fixed import Fixed, Grid, Scale, exact, position
 from jq.ops.integer.rounding import quantize
@@ -107,12 +108,7 @@ def sigmoid(x: Array) -> Array:
     return jax.nn.sigmoid(x)
 
 
-def _is_sixth(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
-    """Whether a HardSigmoid is the one that the NPU has: alpha 1/6, which is not ONNX's default, and beta 1/2."""
-    return math.isclose(attrs.get("alpha", 0.2), 1 / 6, rel_tol=1e-6) and math.isclose(attrs.get("beta", 0.5), 0.5)
-
-
-@op("HardSigmoid", layout="same", quant=Quant(when=_is_sixth))
+@op("HardSigmoid", layout="same", quant=Quant(when=lambda attrs, operands: is_hard_sigmoid(attrs)))
 def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
     return jnp.clip(alpha * x + beta, 0, 1)
 
@@ -120,7 +116,7 @@ def hard_sigmoid(x: Array, *, alpha: float, beta: float) -> Array:
 @integer("HardSigmoid")
 def integer_hard_sigmoid(x: Fixed, *, alpha: float, beta: float, ctx: IntegerContext) -> Fixed:
     """The chip's, of slope 1/6: 1 is no upper end to it, the output's type is."""
-    if ctx.target.hard_sigmoid is None or not _is_sixth({"alpha": alpha, "beta": beta}, ()):
+    if ctx.target.hard_sigmoid is None or not is_hard_sigmoid({"alpha": alpha, "beta": beta}):
         return NotImplemented
     return _chips_hard_sigmoid(x, *ctx.target.hard_sigmoid)
 

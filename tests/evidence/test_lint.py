@@ -21,8 +21,7 @@ from jq.errors import ConfigError, ModelError
 from jq.evidence.lint import RULES, Finding, lint
 from jq.graph.domains import CONTRIB, QUARK, VITIS
 from jq.graph.read import load
-from jq.npu.reciprocals import pool_factor, pool_multiplier
-from jq.npu.support import NPU_FORMATS
+from jq.npu.facts import NPU_FORMATS, pool_factor, pool_multiplier
 from tests.conftest import one_node
 from tests.passes.models import batchnorm, build, node, normal, statistics
 

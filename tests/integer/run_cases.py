@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 import jq
 from jq.arithmetic import blocks, numerics
 from jq.arithmetic.formats import BFLOAT16, BFP16, MXINT8
-from jq.npu.reciprocals import pool_multiplier
+from jq.npu.facts import pool_multiplier
 from jq.ops import vision
 from jq.ops.integer import fixed, products, rounding
 from jq.readings.integer import TARGETS

@@ -102,7 +102,7 @@ class TestSigmoid:
         assert graph.nodes[0].name == "s"
         assert FORMS["sigmoid_to_hard_sigmoid"](graph) is graph
 
-    @pytest.mark.parametrize("attrs", [{"alpha": 1 / 6}, {"alpha": 0.1666667, "beta": 0.5}])
+    @pytest.mark.parametrize("attrs", [{"alpha": 1 / 6}, {"alpha": 0.1666667, "beta": 0.5}, {"alpha": 0.1667}])
     @pytest.mark.parametrize("opset", [7, 21])
     def test_factor(self, attrs: Mapping[str, float], opset: int) -> None:
         model = build([node("HardSigmoid", ["x"], ["y"], name="h", **attrs)], opset=opset)
@@ -250,6 +250,7 @@ def test_all_of_them() -> None:
         "ReduceMean",
         "Mul",
     ]
+    assert all(form(graph) is graph for form in FORMS.values())  # a second application
     x = normal(1, 3, 8, 8)
     leaky = np.where(x < 0, x * 26 / 256, x)
     gate = hard_sigmoid(pooled((3, 3))(leaky) * 63 / 64) * 16386 / 16384

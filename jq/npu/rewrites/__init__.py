@@ -3,8 +3,7 @@
 `STRUCTURE` holds rewrites made before calibration. They leave what the graph computes, and are done once
 nothing of their kind is left. `FORMS` holds those made after it: the float graph then computes what the chip
 does, where the chip multiplies by the nearest of its constants. The tensors that they put in are never
-quantized: the tensor of the original name is the one that leaves the operator. They are applied once, as a
-second application would multiply again.
+quantized: the tensor of the original name is the one that leaves the operator. A second application changes nothing.
 
 Both are in the order in which they are applied; the names are those that a configuration uses.
 """
@@ -14,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jq.npu.rewrites.activations import (
-    hard_sigmoid_factor,
-    hard_swish_to_product,
-    leaky_relu_alpha,
-    sigmoid_to_hard_sigmoid,
-)
+from jq.npu.rewrites.activations import hard_swish_to_product, leaky_relu_alpha, sigmoid_to_hard_sigmoid
 from jq.npu.rewrites.batchnorm import batchnorm_to_conv
 from jq.npu.rewrites.edits import Applies, Rewrite, everywhere
-from jq.npu.rewrites.factors import average_pool_factor, rectangular_pool_factor, reduce_mean_factor
+from jq.npu.rewrites.factors import (
+    average_pool_factor,
+    hard_sigmoid_factor,
+    rectangular_pool_factor,
+    reduce_mean_factor,
+)
 from jq.npu.rewrites.pools import reduce_mean_to_pool, split_large_pool
 from jq.npu.rewrites.products import dynamic_matmul_to_gemm, matmul_to_gemm
 from jq.npu.rewrites.splits import split_to_slice

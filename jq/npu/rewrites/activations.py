@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
-from jq.npu.rewrites.edits import Applies, candidates, everywhere, multiply, substitute
-
-_SIXTH = float(np.float32(1 / 6))
-_HARD_SIGMOID = {"alpha": _SIXTH, "beta": 0.5}
-SIXTH_FACTOR = 2731 / 2**14 * 6  # the chip has 1/6 as 2731 / 2**14
-_NEAR = 1e-6  # exporters write 1/6 with more or fewer digits
+from jq.npu.facts import HARD_SIGMOID, leaky_slope
+from jq.npu.rewrites.edits import Applies, candidates, everywhere, substitute
 
 
 def hard_swish_to_product(graph: Graph, applies: Applies = everywhere) -> Graph:
@@ -33,7 +27,7 @@ def hard_swish_to_product(graph: Graph, applies: Applies = everywhere) -> Graph:
         gate = fresh(f"_inlfunc_HardSwish_{token}HS_X", taken)
         source = node.inputs[0]
         nodes[node] = (
-            Node("HardSigmoid", (source,), (gate,), dict(_HARD_SIGMOID)),
+            Node("HardSigmoid", (source,), (gate,), dict(HARD_SIGMOID)),
             Node("Mul", (source, gate), node.outputs, name=node.name),
         )
     return substitute(graph, nodes)
@@ -48,35 +42,15 @@ def leaky_relu_alpha(graph: Graph, applies: Applies = everywhere) -> Graph:
     nodes: dict[Node, Node | None] = {}
     for node in candidates(graph, applies, "LeakyRelu"):
         alpha = attributes(graph, node)["alpha"]
-        if math.isfinite(alpha) and (held := chips_slope(alpha)) != alpha:
+        if math.isfinite(alpha) and (held := leaky_slope(alpha)) != alpha:
             nodes[node] = node.replace(attrs={**node.attrs, "alpha": held})
     return graph.edit(nodes) if nodes else graph
 
 
-def chips_slope(alpha: float) -> float:
-    """The slope that the chip has for a LeakyRelu of a finite one.
-
-    >>> chips_slope(0.1) * 256
-    26.0
-    """
-    return round(alpha * 256) / 256
-
-
 def sigmoid_to_hard_sigmoid(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with Sigmoid as HardSigmoid of slope 1/6, the only one that the chip has."""
-    found = candidates(graph, applies, "Sigmoid")
     nodes: dict[Node, Node | None] = {
-        n: n.replace(op_type="HardSigmoid", inputs=n.inputs[:1], attrs=dict(_HARD_SIGMOID)) for n in found
+        n: n.replace(op_type="HardSigmoid", inputs=n.inputs[:1], attrs=dict(HARD_SIGMOID))
+        for n in candidates(graph, applies, "Sigmoid")
     }
     return graph.edit(nodes) if nodes else graph
-
-
-def hard_sigmoid_factor(graph: Graph, applies: Applies = everywhere) -> Graph:
-    """The graph with each HardSigmoid of slope 1/6 multiplied by what the chip has for 1/6, over 1/6."""
-    found = candidates(graph, applies, "HardSigmoid")
-    return multiply(graph, {n: SIXTH_FACTOR for n in found if _is_chips(graph, n)})
-
-
-def _is_chips(graph: Graph, node: Node) -> bool:
-    attrs = attributes(graph, node)
-    return abs(attrs["alpha"] - 1 / 6) < _NEAR and abs(attrs["beta"] - 0.5) < _NEAR

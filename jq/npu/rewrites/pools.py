@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
+from jq.npu.facts import LARGEST_WINDOW
 from jq.npu.rewrites.edits import Applies, candidates, everywhere, node_names, static_shape, substitute
-
-LARGEST_WINDOW = 512  # in pixels
 
 
 def reduce_mean_to_pool(graph: Graph, applies: Applies = everywhere) -> Graph:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jq.arithmetic.numerics import WIDEST
-from jq.npu.reciprocals import pool_multiplier, reciprocal
+from jq.npu.facts import pool_multiplier, reciprocal
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import LARGEST_TABLE, Fixed, Table, is_power_of_two
 

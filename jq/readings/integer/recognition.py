@@ -5,7 +5,6 @@ The tensors of integers keep their names, so that what a chip computes can be co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
@@ -15,12 +14,9 @@ from jq.arithmetic.formats import INTEGERS
 from jq.errors import ModelError
 from jq.graph import Graph, Node
 from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
-from jq.graph.edit import bypass, fresh
-from jq.graph.schemas import attributes
-from jq.npu.reciprocals import mean_factor, pool_factor
-from jq.npu.rewrites.activations import SIXTH_FACTOR
-from jq.npu.rewrites.edits import static_shape, substitute
-from jq.npu.rewrites.pools import reduced_axes
+from jq.graph.edit import fresh
+from jq.npu.rewrites.edits import substitute
+from jq.npu.rewrites.factors import without_factors
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import Grid, exact, is_power_of_two
 from jq.ops.table import lookup
@@ -53,7 +49,7 @@ def recognize(graph: Graph, target: Target) -> Graph:
     graph = _constants(_operators(graph, target))
     if target.requantize == "shift":
         _refuse_scales(graph)
-    return _without_factors(graph) if target.reciprocals else graph
+    return without_factors(graph) if target.reciprocals else graph
 
 
 # ---------------------------------------------------------------------------------------------
@@ -260,51 +256,3 @@ def _channels(op_type: str, node: Node) -> int:
     entry = lookup(Node(op_type, (), ()), _NEWEST)
     assert entry is not None and entry.channels is not None
     return entry.channels(node.attrs)[1]
-
-
-# ---------------------------------------------------------------------------------------------
-# What the graph holds of a chip
-# ---------------------------------------------------------------------------------------------
-
-
-def _without_factors(graph: Graph) -> Graph:
-    """The graph without multiplications that stand for a chip's constants: what it is to run on has them itself."""
-    same: dict[str, str] = {}
-    for node in graph.nodes:
-        if node.domain or node.op_type not in ("AveragePool", "GlobalAveragePool", "ReduceMean", "HardSigmoid"):
-            continue
-        product = graph.sole_reader(node.outputs[0])
-        if product is None or product.op_type != "Mul" or len(product.inputs) != 2:
-            continue
-        number = graph.arrays.get(next(i for i in product.inputs if i != node.outputs[0]))
-        if number is None or number.size != 1 or number.dtype != np.float32:
-            continue
-        if any(np.float32(f) == number.reshape(()) for f in _factors(graph, node)):
-            same[product.outputs[0]] = node.outputs[0]
-    return bypass(graph, same)
-
-
-def _factors(graph: Graph, node: Node) -> list[float]:
-    """By what a quantizer multiplies this node's output to simulate the chip."""
-    if node.op_type == "HardSigmoid":
-        return [SIXTH_FACTOR]
-    if node.op_type == "ReduceMean":
-        axes, value = reduced_axes(graph, node), graph.values.get(node.inputs[0])
-        if not axes or value is None or value.shape is None:
-            return []
-        sizes = [value.shape[a] for a in axes]
-        known = [n for n in sizes if isinstance(n, int)]
-        return [mean_factor(math.prod(known))] if len(known) == len(sizes) else []
-    if node.op_type == "AveragePool":
-        attrs = attributes(graph, node)
-        padded = np.any(attrs.get("pads") or 0) or attrs["auto_pad"] != "NOTSET" or attrs.get("ceil_mode")
-        if padded and not attrs.get("count_include_pad"):
-            return []  # the chip counts the padding, so that this is the host's, and its factor with it
-        window: Sequence[int | None] | None = node.attrs.get("kernel_shape")
-    else:
-        shape = static_shape(graph, node.inputs[0], 4)
-        window = shape and shape[2:]
-    if window is None or len(window) != 2 or None in window:
-        return []
-    height, width = (int(n) for n in window if n is not None)
-    return [pool_factor(height, width)]

@@ -1,15 +1,18 @@
-"""`jq.npu.reciprocals` against the chip's table, and against a search in fractions."""
+"""`jq.npu.facts` against the chip's table, a search in fractions, and the chip's formula in Python's integers."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jq.npu.reciprocals import mean_factor, pool_factor, reciprocal
+import jq
+from jq.npu.facts import HARD_SIGMOID, is_hard_sigmoid, mean_factor, pool_factor, reciprocal
+from tests.passes.models import build, node
 
 # The chip's constants, by side of the square: multiplier and shift.
 SQUARES = {
@@ -70,3 +73,29 @@ def test_seven_bits(count: int) -> None:
 def test_powers_of_two_only_shift(count: int, power: int) -> None:
     assert mean_factor(2**power) == 1.0
     assert reciprocal(count)[0] == 1 or reciprocal(count)[0] % 2 == 1  # an even one would have a smaller shift
+
+
+@pytest.mark.parametrize("alpha", [1 / 6, 0.166667, 0.1667, 0.16663])
+def test_a_hard_sigmoid_of_few_digits_is_the_chips_in_every_reading(alpha: float) -> None:
+    """Quantized, multiplied by the chip's factor, and computed in integers."""
+    model = build([node("HardSigmoid", ["x"], ["y"], alpha=alpha, beta=0.5)], x=(1, 256))
+    x = np.linspace(-4, 3.9, 256, dtype=np.float32)[None]
+    result = jq.quantize(model, {"x": x}, "XINT8")
+    assert {"x", "y"} <= set(result.plan)
+    assert [n.op_type for n in result.model.graph.node if n.op_type in ("HardSigmoid", "Mul")] == ["HardSigmoid", "Mul"]
+    chip = jq.integer.load(result.model, "aie2_x1")
+    position, out = (-int(result.plan[name].exponent) for name in ("x", "y"))
+    wanted = []
+    for value in x[0].tolist():
+        code = min(127, max(-128, math.floor(value * 2**position + 0.5)))
+        gate = Fraction(max(0, 2731 * code + 3 * 2731 * 2**position), 2 ** (14 + position))
+        wanted.append(min(127, math.floor(gate * 2**out + Fraction(1, 2))) / 2**out)
+    np.testing.assert_array_equal(chip({"x": x})["y"][0], wanted)
+    np.testing.assert_allclose(
+        jq.fake_quant(result.graph)(result.graph.params, result.plan, {"x": x})["y"][0], wanted, atol=2**-out
+    )
+
+
+@pytest.mark.parametrize("attrs", [{}, {"alpha": 0.1669}, {"alpha": 0.1664}, {"alpha": 1 / 6, "beta": 0.501}])
+def test_other_hard_sigmoids_are_not_the_chips(attrs: dict[str, float]) -> None:
+    assert not is_hard_sigmoid(attrs) and is_hard_sigmoid(HARD_SIGMOID)
