@@ -33,9 +33,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jq.arithmetic import layout
+from jq.arithmetic.exponents import MINMSE
 from jq.calibration.checkpoint import Keeper
 from jq.calibration.observers import (
-    CANDIDATES,
     ErrorTable,
     HistogramObserver,
     Means,
@@ -161,7 +161,7 @@ def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bo
         found["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":
         room = _ROOM if again else _ROOM_ONCE
-        count = CANDIDATES + room
+        count = len(MINMSE) + room
         parts = count if config.error_parts else 1
         found["errors"] = ErrorTable(grid=config.activation_grid, candidates=count, parts=parts)
         return found

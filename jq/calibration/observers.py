@@ -24,16 +24,15 @@ import numpy as np
 from jax import lax
 
 from jq.arithmetic import layout
+from jq.arithmetic.exponents import MINMSE, base_exponent, descending, error_sums
 from jq.arithmetic.formats import Integer
-from jq.arithmetic.numerics import FINEST, exponent_of, power_of_two
+from jq.arithmetic.numerics import FINEST, power_of_two
 
 Array = Any
 State = dict[str, Array]
 Place = Mapping[str, Array]
 
-_LONGEST = 4096  # elements of a tensor that the error table takes at a time
 _FINER = 16  # octaves from a candidate to where hardly anything is rounded
-CANDIDATES = 5  # exponents that Quark compares, from one above the nearest on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,18 +191,6 @@ class Means(Observer):
         return {k: a[k] + b[k] for k in a}
 
 
-def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
-    """Return the exponent nearest to the symmetric scale of a range: the middle of what MinMSE compares.
-
-    >>> from jq.arithmetic.formats import INT8
-    >>> int(base_exponent(-1.0, 3.0, INT8.narrow))  # 6 / 254 lies nearest to 2**-5
-    -5
-    """
-    reach = np.maximum(np.maximum(-np.asarray(low, np.float64), np.asarray(high, np.float64)), 0)
-    scale = (2 * reach / (grid.qmax - grid.qmin)).astype(np.float32)
-    return exponent_of(np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale))
-
-
 @dataclasses.dataclass(frozen=True)
 class ErrorTable(Observer):
     """Squared quantization error at each of several candidate exponents, the power of the signal, and the range.
@@ -227,11 +214,13 @@ class ErrorTable(Observer):
 
     def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
         """Candidates for values that begin in a range, with room to grow above what MinMSE compares for it."""
-        return self.place_at(np.atleast_1d(base_exponent(low, high, self.grid) + 1 + self.candidates - CANDIDATES))
+        return self.place_at(
+            np.atleast_1d(base_exponent(low, high, self.grid) + MINMSE[0] + self.candidates - len(MINMSE))
+        )
 
     def place_at(self, coarsest: np.ndarray) -> dict[str, np.ndarray]:
         """Candidates from an exponent down, and the columns that follow from them."""
-        exponents = table_exponents(coarsest[:, None], self.candidates)
+        exponents = descending(coarsest, self.candidates)
         finer = np.maximum(exponents[:, : self.parts] - _FINER, FINEST)
         columns = np.concatenate([exponents, finer, exponents[:, :1]], 1)
         reach = np.concatenate([np.zeros_like(exponents), exponents[:, : self.parts] - finer], 1)
@@ -245,54 +234,20 @@ class ErrorTable(Observer):
         return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), _float())}
 
     def observe(self, x: Array, place: Place) -> State:
-        """Accumulate elementwise over pieces of the tensor, and reduce last.
-
-        A reduction of each candidate's errors costs ten times as much: XLA does not vectorize a clip inside
-        one. The slice is of the flat tensor because XLA divides indices to slice a reshaped one, and the
-        reshape stands inside the loop because it would be fused with what computes the tensor.
-        """
         if not x.size:
             return self.init(1, place)
-        inverse, least, most = (place[k][0, :, None] for k in ("inverse", "least", "most"))
-
-        def errors(piece: Array) -> Array:
-            scaled = piece * inverse
-            return jnp.square(scaled - lax.round(jnp.clip(scaled, least, most), lax.RoundingMethod.TO_NEAREST_EVEN))
-
-        def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-            piece = lax.dynamic_slice(x.reshape(-1), (index * length,), (length,))
-            return (state[0] + errors(piece), jnp.maximum(state[1], piece * signs)), None
-
-        signs = jnp.array([[-1.0], [1.0]])
-        length = _piece(x.size)
-        none = jnp.zeros((inverse.size, length)), jnp.full((2, length), -jnp.inf)
-        (sums, reach), _ = lax.scan(step, none, jnp.arange(x.size // length))
-        sums, reach = sums.sum(1), reach.max(1)
-        if x.size % length:
-            rest = x.reshape(-1)[x.size // length * length :]
-            sums, reach = sums + errors(rest).sum(1), jnp.maximum(reach, (rest * signs).max(1))
-        return {"low": -reach[:1], "high": reach[1:], "sums": sums[None]}
+        sums = error_sums(x, *(place[k][0] for k in ("inverse", "least", "most")))
+        return {"low": sums.low[None], "high": sums.high[None], "sums": sums.square[None]}
 
     def merge(self, a: State, b: State) -> State:
         return self.extent.merge(a, b) | {"sums": a["sums"] + b["sums"]}
 
     def finish(self, state: State, place: Place) -> dict[str, np.ndarray]:
         """By row: the exponents, and in units of their squared scales `total`, `clipped`, and of the first `power`."""
-        exponents = table_exponents(place["coarsest"][:, None], self.candidates)
+        exponents = descending(place["coarsest"], self.candidates)
         total, clipped, power = np.split(state["sums"], [self.candidates, self.candidates + self.parts], 1)
         widened = place["most"][:, self.candidates : -1] / np.float32(self.grid.qmax - self.grid.middle)
         return {"exponent": exponents, "total": total, "clipped": clipped / widened**2, "power": power[:, 0]}
-
-
-def table_exponents(coarsest: np.ndarray, candidates: int) -> np.ndarray:
-    """The exponents of a table's columns; candidates below `FINEST` repeat that one, and so never win."""
-    return np.maximum(coarsest - np.arange(candidates, dtype=np.int32), FINEST)
-
-
-def _piece(size: int) -> int:
-    """How long the pieces are into which a tensor is cut: such that none is left over, if that can be."""
-    longest = min(size, _LONGEST)
-    return next((n for n in range(longest, _LONGEST // 4, -1) if size % n == 0), longest)
 
 
 @dataclasses.dataclass(frozen=True)

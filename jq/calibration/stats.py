@@ -13,9 +13,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from jq.arithmetic.exponents import minmse_candidates
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import (
-    CANDIDATES,
     ErrorTable,
     Histogram,
     HistogramObserver,
@@ -23,8 +23,6 @@ from jq.calibration.observers import (
     Observer,
     Place,
     State,
-    base_exponent,
-    table_exponents,
     wide,
 )
 from jq.config import QuantConfig
@@ -119,16 +117,15 @@ class Stats:
         return {"exponent": exponent, "total": total, "clipped": clipped, "power": power}
 
     def best_exponent(self, tensor: str) -> int | None:
-        """The exponent of least squared error of Quark's five candidates, of equals the coarsest; None if unknown.
+        """The exponent of least squared error among Quark's five candidates; ties go to the coarser; None if unknown.
 
-        They are one above the exponent that is nearest to the range's, that one, and three below. The coarsest
-        may be missing from the table of a tensor that outgrew it; it is known all the same not to be best, if
+        The coarsest may be missing from the table of a tensor that outgrew it; it is known all the same not to be best, if
         what rounding alone costs at the coarsest that is there exceeds the least: grids of powers of two
         are nested, and where nothing is clipped, no coarser one is nearer to any value.
         """
         table, observer = self.errors(tensor), self.observers["errors"]
         assert isinstance(observer, ErrorTable)
-        wanted = table_exponents(base_exponent(*self.range(tensor), observer.grid) + 1, CANDIDATES)
+        wanted = minmse_candidates(*self.range(tensor), observer.grid)
         there = np.isin(table["exponent"], wanted)
         if not there.any() or wanted[-1] < table["exponent"][-1]:
             return None

@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jq.arithmetic import layout
+from jq.arithmetic.exponents import NEIGHBOURS
 from jq.arithmetic.formats import Integer
 from jq.calibration.calibrate import narrow, types_of
 from jq.config import presets
@@ -47,7 +48,6 @@ _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
 _BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
-_NEAR = (-2, -1, 1, 2)  # exponents tried beside a tensor's own
 _EQUALIZED = 0.5  # octaves that some channel is scaled by
 _EXPLAINED = 0.5  # of the error, the most that may be left when that is undone
 _OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
@@ -134,7 +134,7 @@ class Tensor:
 def tried(found: QParams | None) -> tuple[int, ...]:
     """By how much an exponent is changed, to see whether another is better; nothing where there is none."""
     short = found is not None and isinstance(found.grid, Integer) and found.grid.bits <= 16
-    return _NEAR if found is not None and short and not found.dynamic and found.is_power_of_two else ()
+    return NEIGHBOURS if found is not None and short and not found.dynamic and found.is_power_of_two else ()
 
 
 def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Tensor]:

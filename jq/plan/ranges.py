@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jq.arithmetic import layout
+from jq.arithmetic.exponents import residual
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import Histogram
 from jq.config import LAYERWISE_PERCENTS, PercentileMetric, WeightMethod
@@ -238,10 +239,9 @@ def _shrunk(minimum: np.ndarray, maximum: np.ndarray, steps: int, symmetric: boo
 
 
 def _residual(x: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, grid: Integer) -> np.ndarray:
-    """Return (x - fq(x)) / scale: in steps of the grid, so that no square overflows or vanishes."""
-    steps = x / scale.astype(x.dtype)
+    """Return (x - fq(x)) / scale."""
     zero_point = zero_point.astype(x.dtype)
-    return steps - np.clip(np.rint(steps), grid.qmin - zero_point, grid.qmax - zero_point)
+    return residual(x / scale.astype(x.dtype), grid.qmin - zero_point, grid.qmax - zero_point)
 
 
 def _histogram_error(

@@ -1,8 +1,7 @@
 """Scales from statistics: what calibration ends with.
 
-Power of two: Quark's MinMSE takes the exponent nearest to that of the observed range, one coarser and three
-finer, and the one with the least squared error, of equals the coarser. NonOverflow takes the first without
-looking. Float: a range by one of the methods of `jq.plan.ranges`, then scale and zero point.
+Power of two: Quark's MinMSE compares five exponents (see `jq.arithmetic.exponents`), NonOverflow takes that of the
+observed range. Float: a range by one of the methods of `jq.plan.ranges`, then scale and zero point.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jq.arithmetic.exponents import base_exponent, error_sums, least_squares, minmse_candidates, residual
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import inverse_power, power_of_two
 from jq.calibration.calibrate import cuts_alone
-from jq.calibration.observers import CANDIDATES, Histogram, base_exponent, table_exponents
+from jq.calibration.observers import Histogram
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
 from jq.errors import DataError, ModelError
@@ -30,6 +30,7 @@ from jq.plan import QParams, ranges
 
 _ROW = 4096  # elements of a weight that are searched at a time
 _ROWS = 32  # rows per step of the compiled search
+_PIECE = 128  # elements of each row that are accumulated at a time: those of all rows stay in the cache
 
 
 def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | None = None) -> dict[str, QParams]:
@@ -87,10 +88,10 @@ def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
 
 
 def _regridded_exponent(stats: Stats, tensor: str, grid: Integer) -> int:
-    """MinMSE for other codes than the table of errors is of.
+    """MinMSE for other codes than those of the error table.
 
-    What saturates hangs on the reach of the codes alone, and what is rounded, where nothing saturates, goes with the
-    square of the step. Both are known of the coarsest candidate, and so of the others and of any number of codes.
+    Saturation depends on the reach of the codes alone, and rounding, where nothing saturates, on the square of the
+    step. Both are known of the coarsest candidate, and so of the others and of any number of codes.
     """
     table, measured = stats.errors(tensor), stats.config.activation_grid
     exponent, total, codes = table["exponent"], table["total"], measured.qmax - measured.middle
@@ -135,12 +136,11 @@ def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
 
 def _histogram_exponent(histogram: Histogram, low: float, high: float, grid: Integer) -> int:
     """Quark's MinMSE on a histogram: bin centres in float32, sums in float64."""
-    exponents = table_exponents(base_exponent(low, high, grid) + 1, CANDIDATES)
+    exponents = minmse_candidates(low, high, grid)
     centres = ((histogram.edges[:-1] + histogram.edges[1:]) / 2).astype(np.float32)
-    scale = power_of_two(exponents)[:, None]
-    coded = np.clip(np.rint(centres / scale), grid.qmin - grid.middle, grid.qmax - grid.middle) * scale
-    costs = (np.square((centres - coded).astype(np.float64)) * histogram.counts).sum(1)
-    return int(exponents[costs.argmin()])
+    steps = centres / power_of_two(exponents)[:, None]
+    errors = residual(steps, grid.qmin - grid.middle, grid.qmax - grid.middle).astype(np.float64)
+    return int(least_squares(exponents, (np.square(errors) * histogram.counts).sum(1)))
 
 
 def weight_qparams(
@@ -192,7 +192,7 @@ def channel_axes(graph: Graph) -> dict[str, int]:
 
 
 def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
-    """Return the exponent of least squared error for each array, of Quark's five candidates, of equals the coarsest.
+    """Return the exponent of least squared error for each array among Quark's five candidates; ties go to the coarser.
 
     All arrays are searched at once: as rows of equal length, filled up with zeros, which cost nothing.
 
@@ -203,7 +203,7 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
     if not arrays:
         return np.zeros(0, np.int32)
     reach = np.array([np.abs(a).max(initial=0) for a in arrays])
-    exponents = table_exponents(base_exponent(-reach, reach, grid)[:, None] + 1, CANDIDATES).astype(np.int32)
+    exponents = minmse_candidates(-reach, reach, grid)
     counts = [math.ceil(a.size / _ROW) for a in arrays]
     rows = np.zeros((math.ceil(max(1, sum(counts)) / _ROWS) * _ROWS, _ROW), np.float32)
     owner = np.zeros(len(rows), np.int64)
@@ -214,31 +214,18 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
         start += count
     errors = np.zeros(exponents.shape)
     np.add.at(errors, owner, np.asarray(_row_errors(rows, exponents[owner], grid), np.float64))
-    errors = np.ldexp(errors, 2 * exponents)
-    return exponents[np.arange(len(arrays)), errors.argmin(1)]
+    return least_squares(exponents, errors)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _row_errors(rows: jax.Array, exponents: jax.Array, grid: Integer) -> jax.Array:
-    """Squared error of each row at its own candidates, in units of the squared scale.
+    """Squared error of each row at its own candidates, in units of the squared scale."""
+    least, most = grid.qmin - grid.middle, grid.qmax - grid.middle
 
-    Summed elementwise over pieces and reduced last, as in `ErrorTable`.
-    """
+    def errors(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return error_sums(pair[0], inverse_power(pair[1]), least, most, length=_PIECE).square
 
-    def block(given: tuple[jax.Array, jax.Array]) -> jax.Array:
-        values, exponents = given
-        inverse = inverse_power(exponents)[:, :, None]
-
-        def step(sums: jax.Array, piece: jax.Array) -> tuple[jax.Array, None]:
-            scaled = piece[:, None] * inverse
-            kept = jnp.clip(scaled, grid.qmin - grid.middle, grid.qmax - grid.middle)
-            return sums + jnp.square(scaled - lax.round(kept, lax.RoundingMethod.TO_NEAREST_EVEN)), None
-
-        pieces = values.reshape(_ROWS, -1, 128).swapaxes(0, 1)
-        return lax.scan(step, jnp.zeros((*exponents.shape, 128)), pieces)[0].sum(-1)
-
-    split = jax.tree.map(lambda v: v.reshape(-1, _ROWS, v.shape[-1]), (rows, exponents))
-    return lax.map(block, split).reshape(-1, CANDIDATES)
+    return lax.map(errors, (rows, exponents), batch_size=_ROWS)
 
 
 def _is_float(array: Any) -> bool:

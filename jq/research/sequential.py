@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.arithmetic.exponents import NEIGHBOURS
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import fake_quant
@@ -20,8 +21,6 @@ from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block
 
 Array = Any
-
-_NEAR = (-2, -1, 1, 2)  # exponents that are compared with the plan's own
 
 
 def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
@@ -41,7 +40,7 @@ def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, param
         before = best = off(found[-1].plan)
         for name in site.unit.outside(site.plan.activations):
             group, here, there = first.get(name, ()), found[-1], found[-1]
-            for near in _NEAR if group else ():
+            for near in NEIGHBOURS if group else ():
                 exponent = int(here.plan[name].exponent)
                 trial = moves.to(here.plan, group, exponent + near)
                 if trial is not None and (loss := off(trial)) < best:

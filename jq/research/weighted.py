@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jq.arithmetic import layout
+from jq.arithmetic.exponents import LONGEST, error_sums
 from jq.arithmetic.numerics import inverse_power
 from jq.graph import Graph
 from jq.plan import Plan
@@ -31,7 +32,6 @@ from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block, Loss, two_by_two
 
 Array = Any
-_LONGEST = 4096  # elements that the table takes at a time, as in `ErrorTable`
 _FEW = 4  # feeds at once
 _NEAR = (2, 1, 0, -1, -2, -3)  # exponents that are compared, from the plan's own
 
@@ -137,20 +137,7 @@ def _projected(loss: Loss, y: Array, key: Array) -> Array:
 
 def _table(x: Array, gradient: Array, exponents: Array, grid: Any) -> Array:
     """[2, candidates]: the sum of squares, and the square of the sum, of errors times gradients."""
-    inverse = inverse_power(exponents)[:, None]
-    low, high = grid.qmin - grid.middle, grid.qmax - grid.middle
-
-    def errors(x: Array, g: Array) -> Array:
-        scaled = x * inverse
-        return (scaled - lax.round(jnp.clip(scaled, low, high), lax.RoundingMethod.TO_NEAREST_EVEN)) * g
-
-    def step(sums: tuple[Array, Array], piece: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-        e = errors(*piece)
-        return (sums[0] + e, sums[1] + jnp.square(e)), None
-
-    length = min(x.size, _LONGEST)
-    missing = -x.size % length
-    values, slopes = (jnp.pad(v.reshape(-1), (0, missing)).reshape(-1, length) for v in (x, gradient))
-    none = jnp.zeros((len(exponents), length))
-    (plain, square), _ = lax.scan(step, (none, none), (values, slopes))
-    return jnp.stack([square.sum(1), jnp.square(plain.sum(1))]) * jnp.ldexp(jnp.float32(1), 2 * exponents)
+    x, gradient = (jnp.pad(v.reshape(-1), (0, -x.size % min(x.size, LONGEST))) for v in (x, gradient))
+    least, most = grid.qmin - grid.middle, grid.qmax - grid.middle
+    sums = error_sums(x, inverse_power(exponents), least, most, slopes=gradient)
+    return jnp.stack([sums.square, jnp.square(sums.total)]) * jnp.ldexp(jnp.float32(1), 2 * exponents)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from onnxruntime.quantization import calibrate
 
+from jq.arithmetic.exponents import base_exponent
 from jq.arithmetic.formats import INT8, INT16, UINT8
-from jq.calibration.observers import ErrorTable, HistogramObserver, Moments, MovingRange, Observer, Range, base_exponent
+from jq.calibration.observers import ErrorTable, HistogramObserver, Moments, MovingRange, Observer, Range
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from jq.arithmetic.exponents import MINMSE
 from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
@@ -22,7 +23,7 @@ from jq.recovery.equalization.channels import Channels
 from jq.recovery.equalization.groups import Groups, Layer
 
 _TINY = 1e-30  # in place of powers that are zero, where something is divided by them
-_CANDIDATES = 3  # steps of which MinMSE takes one: the next coarser one, that of the range, the next finer one
+_CANDIDATES = np.array(MINMSE[:3])  # the two finest clip most of a range, and hardly ever win
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,7 +123,7 @@ class Grid:
         step = max(reach, _TINY) / self.codes
         if not self.power_of_two:
             return np.array([step])
-        return np.exp2(np.rint(np.log2(step)) + 1 - np.arange(_CANDIDATES))
+        return np.exp2(np.rint(np.log2(step)) + _CANDIDATES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
