@@ -1,4 +1,4 @@
-"""What the user wants of a quantization, as data."""
+"""The options of a quantization as data: `QuantConfig`, and the presets."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from jq.graph import Node
 from jq.npu.facts import CNN_OPS, NPU_OPS
 from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.util import markup
+from jq.util.fields import check, declared, documented, field
 
 Method = Literal[
     "minmse", "minmse_hist", "nonoverflow", "minmax", "percentile", "entropy", "mse", "layerwise_percentile"
@@ -48,121 +49,156 @@ Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
 STAGES = ("bias", "adaround", "adaquant", "block", "network")  # of finetuning
+OWN = "own:"  # a stage whose rounding is the user's: own:name
 
 DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")
 CONSTRAINTS = (
     "align_concat", "align_pool", "align_pad", "align_slice", "shift_read", "shift_write", "shift_cut", "shift_bias",
     "hard_sigmoid", "shift_swish",
 )  # fmt: skip
-# What an override of a node may say otherwise.
-LOCAL = ("method", "activation", "symmetric", "weight", "weight_method", "weight_symmetric", "per_channel", "bias")
 
 
+def _is_format(value: Any) -> bool:
+    return bool(value == format_named(value.name))
+
+
+def _is_stages(value: str) -> bool:
+    return all(s in STAGES or (s.startswith(OWN) and s.removeprefix(OWN).isidentifier()) for s in value.split("+"))
+
+
+def _is_ends(value: tuple[tuple[tuple[str, ...], ...], ...]) -> bool:
+    return all(names for ends in value for names in ends)
+
+
+_FORMAT: dict[str, Any] = {"valid": _is_format, "needs": "a format such as jq.formats.INT8 (symmetry narrows it)"}
+_STEPS: dict[str, Any] = {"least": 1, "most": 1 << 20}
+
+
+@documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantConfig:
-    """How a model is quantized. Immutable: `replace` makes a changed copy.
+    """The options of a quantization. Immutable: `replace` returns a changed copy.
 
     >>> presets["XINT8"].replace(method="nonoverflow").method
     'nonoverflow'
     """
 
-    # Which scales there may be, and how an activation's is found. minmse: least squared error, on the values
-    # themselves; minmse_hist: on Quark's histogram of 2048 bins; nonoverflow: the range alone. The others give a
-    # float range; with power-of-two scales its nearest one is taken.
-    scale: Scale = "power_of_two"
-    method: Method = "minmse"
+    scale: Scale = field("power_of_two", "the scales that are allowed")
+    method: Method = field(
+        "minmse",
+        "how scales of activations are found: minmse, least squared error on the values themselves; minmse_hist, on "
+        "Quark's histogram of 2048 bins; nonoverflow, the range alone; the others give a float range, of which "
+        "power-of-two scales take the nearest",
+        local=True,
+    )
+    activation: Format = field(UINT8, "format of activations", local=True, **_FORMAT)
+    symmetric: bool = field(True, "whether activations have their zero in the middle", local=True)
+    weight: Format = field(INT8, "format of weights", local=True, **_FORMAT)
+    weight_symmetric: bool = field(True, "whether weights have their zero in the middle", local=True)
+    weight_method: Literal["minmse"] | WeightMethod = field("minmse", "how scales of weights are found", local=True)
+    per_channel: bool = field(False, "a scale for each output channel of a weight; needs float scales", local=True)
+    bias: Bias = field(
+        "weight",
+        "how biases are quantized: as a weight of its own, in int32 at the scale of the products, or not at all",
+        local=True,
+    )
 
-    activation: Format = UINT8
-    symmetric: bool = True  # activations
-    weight: Format = INT8
-    weight_symmetric: bool = True
-    weight_method: Literal["minmse"] | WeightMethod = "minmse"
-    per_channel: bool = False  # weights, with float scales
-    bias: Bias = "weight"  # quantized as a weight of its own; at the scale of the products; not at all
+    op_types: tuple[str, ...] | None = field(NPU_OPS, "operators that are quantized; None for all")
+    exclude: tuple[str, ...] = field((), "nodes that are not quantized: names, patterns (`conv*`) or operators")
+    exclude_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = field(
+        (),
+        "subgraphs that are not quantized: the first and the last nodes of each",
+        valid=_is_ends,
+        needs="a tuple of pairs (first nodes, last nodes), each a tuple of at least one name",
+    )
+    input_nodes: tuple[str, ...] = field((), "quantize only these nodes and what follows them")
+    output_nodes: tuple[str, ...] = field((), "quantize only these nodes and what leads to them")
+    overrides: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = field(
+        (), "other options for some nodes, by name, pattern or operator", needs="{node or operator: {option: value}}"
+    )
+    weights_only: bool = field(False, "leave activations in float")
+    dynamic: bool = field(False, "scales of activations come from the data that the model runs on")
+    fuse_activations: bool = field(True, "no rounding between a linear operator and the ReLU that alone reads it")
 
-    # Choose the nodes that are quantized. Names are node names; exclude and overrides take patterns as of a shell (conv*),
-    # and operator types.
-    op_types: tuple[str, ...] | None = NPU_OPS  # None for all
-    exclude: tuple[str, ...] = ()
-    exclude_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()  # (first nodes, last nodes) of each
-    input_nodes: tuple[str, ...] = ()  # only what follows them, they included
-    output_nodes: tuple[str, ...] = ()  # only what leads to them, they included
-    overrides: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()  # {node or type: {option: value}}
-    weights_only: bool = False
-    dynamic: bool = False  # scales of activations come from the data that the model runs on
-    fuse_activations: bool = True  # no rounding between a linear operator and the ReLU that alone reads it
+    rewrites: tuple[str, ...] = field(
+        tuple(STRUCTURE), "changes of the graph before calibration (`jq.npu.rewrites`)", among=tuple(STRUCTURE)
+    )
+    forms: tuple[str, ...] = field(tuple(FORMS), "the NPU's forms of operators, after calibration", among=tuple(FORMS))
+    cle: bool = field(True, "cross-layer equalization")
+    bias_correction: bool = field(True, "biases take back the mean shift that rounding of the weights causes")
+    constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on positions", among=CONSTRAINTS)
+    strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
+    finetune: str | None = field(
+        None,
+        "stages of finetuning. Layer by layer: bias (biases alone), adaround, adaquant (weights and biases); block by "
+        "block: block (weights, biases and exponents of activations); all at once: network; a rounding of your own: "
+        f"{OWN}name (see `jq.finetune`)",
+        among=STAGES,
+        valid=_is_stages,
+        needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
+    )
+    finetune_steps: int | None = field(None, "steps of each unit; None for the method's own", least=1)
+    finetune_rate: float | None = field(
+        None,
+        "initial learning rate, of weights in codes per step, in adaround of logits; None for the method's",
+        above=0,
+    )
+    finetune_batch: int = field(10, "samples per step, where a method has batches", **_STEPS)
+    finetune_drop: float = field(0.5, "of blocks: share of inputs from the float network", least=0, most=1)
 
-    # What is done to the graph: rewrites before calibration, forms after it (`jq.npu.rewrites`); cross-layer
-    # equalization; and the NPU's position constraints.
-    rewrites: tuple[str, ...] = tuple(STRUCTURE)
-    forms: tuple[str, ...] = tuple(FORMS)
-    cle: bool = True
-    bias_correction: bool = True  # biases take up what rounding of the weights shifts the outputs by, on average
-    constraints: tuple[str, ...] = CONSTRAINTS
-    strict_quark: bool = False  # every position and code as Quark computes them, its defects included
-    # Stages of finetuning, with a + between: bias, biases alone, layer by layer; adaround and adaquant, rounding and
-    # weights, too; block, weights, biases and exponents of activations, block by block; network, of all at once.
-    finetune: str | None = None
-    finetune_steps: int | None = None  # of each unit; None for the method's own
-    finetune_rate: float | None = None  # learning rate of weights at first, in codes per step; of logits in adaround
-    finetune_batch: int = 10  # samples per step, where a method has batches
-    finetune_drop: float = 0.5  # of blocks: share of the inputs that come from the float network
+    percentile: float = field(99.999, "of method percentile", above=0, most=100)
+    percentiles: tuple[float, ...] = field(
+        LAYERWISE_PERCENTS,
+        "the candidates of layerwise_percentile",
+        above=0,
+        most=100,
+        valid=bool,
+        needs="a tuple of at least one number above 0, at most 100",
+    )
+    percentile_metric: PercentileMetric = field("mae", "what layerwise_percentile minimizes")
+    bins: int = field(2048, "bins of histograms", **_STEPS)
+    quantized_bins: int = field(
+        128, "of entropy: onnxruntime's default, bins = quantized_bins, leaves nothing to search", **_STEPS
+    )
+    histogram_range: Literal["first", "all"] = field(
+        "all",
+        "the range of a float method's histogram: of all data, which are read twice, as in onnxruntime; or of the first, "
+        "with bins added for later data, as in Quark and always in minmse_hist",
+    )
+    error_parts: bool = field(False, "of minmse: keep what clipping causes at all candidates, at twice the cost")
+    moving_average: float | None = field(
+        None, "weight of a new sample in an average of minima and maxima", above=0, most=1
+    )
 
-    percentile: float = 99.999
-    percentiles: tuple[float, ...] = LAYERWISE_PERCENTS  # that layerwise_percentile chooses from
-    percentile_metric: PercentileMetric = "mae"
-    bins: int = 2048
-    quantized_bins: int = 128  # of entropy; onnxruntime's default, bins = quantized_bins, leaves nothing to search
-    # Where a float method's histogram gets its range from: all data, as in onnxruntime, which reads them twice; or
-    # the first data, with more bins where later data need them, as in Quark and always in minmse_hist.
-    histogram_range: Literal["first", "all"] = "all"
-    error_parts: bool = False  # of minmse: keep what clipping causes at all candidates, at twice the cost
-    moving_average: float | None = None  # weight of a new sample in an average of minima and maxima
-
-    batch: int = 8  # samples per step
-    seed: int = 0  # of random calibration data
+    batch: int = field(8, "samples per step of calibration", **_STEPS)
+    seed: int = field(0, "of random calibration data, and of finetuning's batches", least=0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", _overrides(self.overrides))
         if self.strict_quark and self.method == "minmse":
-            object.__setattr__(self, "method", "minmse_hist")  # what Quark's minmse is
-        for field in dataclasses.fields(self):
-            _check(field.name, getattr(self, field.name))
+            object.__setattr__(self, "method", "minmse_hist")  # Quark's minmse
+        check(self)
         for pattern, options in self.overrides:
             self._merged(options, f"the override of {pattern!r}: ")
-        if self.scale == "float" and self.method in POWER_OF_TWO_METHODS:
-            raise ConfigError(
-                f"method {self.method!r} finds powers of two, but scale='float'; take one of "
-                f"{', '.join(m for m in get_args(Method) if m not in POWER_OF_TWO_METHODS)}"
-            )
-        if self.scale == "power_of_two" and self.per_channel:
-            raise ConfigError("per_channel needs scale='float': the NPU has one power of two per tensor")
-        if self.scale == "power_of_two" and not self.symmetric:
-            raise ConfigError("symmetric=False needs scale='float': power-of-two scales have their zero in the middle")
-        if self.scale == "power_of_two" and not self.weight_symmetric:
-            raise ConfigError("weight_symmetric=False needs scale='float'")
-        if self.scale == "float" and self.constraints:
-            raise ConfigError("constraints are of power-of-two scales; with scale='float' give constraints=()")
-        if self.bias == "int32" and not (isinstance(self.weight, Integer) and isinstance(self.activation, Integer)):
-            raise ConfigError(f"bias='int32' is of integer products, but the weights are {self.weight}")
-        if self.dynamic and self.activation != UINT8:
-            raise ConfigError(
-                f"dynamic scales are of uint8, as DynamicQuantizeLinear finds them, not {self.activation}"
-            )
-        if self.scale == "float" and self.weight_method == "minmse":
-            raise ConfigError("weight_method 'minmse' finds powers of two, but scale='float'; take minmax, or mse")
-        if self.moving_average is not None and not 0 < self.moving_average <= 1:
-            raise ConfigError(f"moving_average is {self.moving_average}; expected a weight above 0, at most 1")
-        if self.moving_average is not None and self.method not in ("minmax", "nonoverflow"):
-            raise ConfigError(f"moving_average is of ranges; method {self.method!r} has no use for it")
-        if not 0 <= self.finetune_drop <= 1:
-            raise ConfigError(f"finetune_drop is {self.finetune_drop}; expected a share, 0 to 1")
-        for name in ("bins", "quantized_bins", "batch", "finetune_batch"):
-            if not 1 <= getattr(self, name) <= 1 << 20:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 to {1 << 20}")
-        for percent in (self.percentile, *self.percentiles):
-            if not 0 < percent <= 100:
-                raise ConfigError(f"percentile {percent}; expected more than 0, at most 100")
+        floats, integers = self.scale == "float", all(isinstance(f, Integer) for f in (self.weight, self.activation))
+        methods = ", ".join(m for m in get_args(Method) if m not in POWER_OF_TWO_METHODS)
+        pot, float_scales = "scale='power_of_two'; got scale='float'", "scale='float'; got scale='power_of_two'"
+        for broken, needs in (
+            (floats and self.method in POWER_OF_TWO_METHODS, f"method={self.method!r} needs {pot}; take one of {methods}"),
+            (not floats and self.per_channel, f"per_channel needs {float_scales}, of which the NPU has one per tensor"),
+            (not floats and not self.symmetric, f"symmetric=False needs {float_scales}; take symmetric=True"),
+            (not floats and not self.weight_symmetric, f"weight_symmetric=False needs {float_scales}; take True"),
+            (floats and self.constraints, f"constraints needs {pot}; take constraints=()"),
+            (self.bias == "int32" and not integers, "bias='int32' needs integer activations and weights; got "
+             f"{self.activation} and {self.weight}; take bias='weight'"),
+            (self.dynamic and self.activation != UINT8, f"dynamic needs activation=UINT8; got {self.activation}; "
+             "take uint8, which DynamicQuantizeLinear computes"),
+            (floats and self.weight_method == "minmse", f"weight_method='minmse' needs {pot}; take minmax or mse"),
+            (self.moving_average is not None and self.method not in ("minmax", "nonoverflow"),
+             f"moving_average needs method='minmax' or 'nonoverflow'; got {self.method!r}"),
+        ):  # fmt: skip
+            if broken:
+                raise ConfigError(needs)
 
     def __str__(self) -> str:
         """All options, each on a line of its own, as `from_dict` takes them."""
@@ -228,9 +264,7 @@ class QuantConfig:
         """The options as JSON holds them."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["overrides"] = {pattern: dict(options) for pattern, options in self.overrides}
-        found = _plain(values)
-        assert isinstance(found, dict)
-        return found
+        return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> QuantConfig:
@@ -263,7 +297,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(name: str, value: Any) -> Any:
-    """What `_plain` made of an option, undone."""
+    """The option of which JSON holds this value."""
     if name in ("activation", "weight"):
         return format_named(value)
     if name == "op_types" and value == "all":  # where there is no null
@@ -274,102 +308,23 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
-    """Overrides, that may be given as dicts, as tuples, which a config can be hashed with."""
-    found = []
+    """Overrides, given as dicts or pairs, as tuples, which can be hashed."""
+    overrides = []
     try:
         pairs = [(str(pattern), dict(options)) for pattern, options in dict(given).items()]
     except (TypeError, ValueError):
-        raise ConfigError(f"overrides is {given!r}; expected {{node or operator: {{option: value}}}}") from None
+        raise ConfigError(f"overrides needs {{node or operator: {{option: value}}}}; got {given!r}") from None
     for pattern, options in pairs:
         for name in options:
             if name not in LOCAL:
                 raise ConfigError(
                     f"an override has no option {name!r}.{suggest(name, LOCAL)} It has: {', '.join(LOCAL)}"
                 )
-        found.append((pattern, tuple(sorted(options.items()))))
-    return tuple(found)
+        overrides.append((pattern, tuple(sorted(options.items()))))
+    return tuple(overrides)
 
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "scale": get_args(Scale),
-    "method": get_args(Method),
-    "weight_method": ("minmse", *get_args(WeightMethod)),
-    "percentile_metric": get_args(PercentileMetric),
-    "histogram_range": ("first", "all"),
-    "bias": get_args(Bias),
-}
-_MEMBERS: dict[str, tuple[str, ...]] = {
-    "rewrites": tuple(STRUCTURE),
-    "forms": tuple(FORMS),
-    "constraints": CONSTRAINTS,
-}
-_NUMBERS: dict[str, type] = {
-    "bins": int, "quantized_bins": int, "batch": int, "seed": int, "percentile": float, "finetune_batch": int,
-    "finetune_drop": float,
-}  # fmt: skip
-_SWITCHES = (
-    "symmetric", "weight_symmetric", "per_channel", "error_parts", "weights_only", "dynamic", "fuse_activations", "cle",
-    "bias_correction", "strict_quark",
-)  # fmt: skip
-_NAMES = ("exclude", "input_nodes", "output_nodes")
-
-
-def _check(name: str, value: Any) -> None:
-    """Whether an option has a value of its kind."""
-    choices = _CHOICES.get(name)
-    if choices is not None and value not in choices:
-        known = [str(c) for c in choices]
-        raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
-    expected = None
-    if name in _NUMBERS and not _is_number(value, _NUMBERS[name]):
-        expected = "a whole number" if _NUMBERS[name] is int else "a number"
-    elif name in _SWITCHES and not isinstance(value, bool):
-        expected = "True or False"
-    elif name in ("activation", "weight") and not (
-        isinstance(value, (Integer, Float, Block)) and value == format_named(value.name)
-    ):
-        expected = "a format such as jq.formats.INT8; symmetry narrows it"
-    elif name == "finetune" and value is not None:
-        stages = value.split("+") if isinstance(value, str) else [value]
-        unknown = [str(v) for v in stages if v not in STAGES]
-        if unknown:
-            hint = suggest(unknown[0], list(STAGES))
-            raise ConfigError(f"finetune is {value!r}; there are None, {', '.join(STAGES)}, with + between.{hint}")
-    elif name == "finetune_steps" and not (value is None or (_is_number(value, int) and value > 0)):
-        expected = "None or a whole number above 0"
-    elif name == "finetune_rate" and not (value is None or (_is_number(value, float) and value > 0)):
-        expected = "None or a number above 0"
-    elif name == "moving_average" and not (value is None or _is_number(value, float)):
-        expected = "None or a number"
-    elif name == "percentiles" and not (
-        isinstance(value, tuple) and value and all(_is_number(v, float) for v in value)
-    ):
-        expected = "a tuple of numbers"
-    elif (name in _NAMES or (name == "op_types" and value is not None)) and not _is_names(value):
-        expected = "a tuple of names"
-    elif name == "exclude_subgraphs" and not (
-        isinstance(value, tuple)
-        and all(isinstance(v, tuple) and len(v) == 2 and all(_is_names(part) and part for part in v) for v in value)
-    ):
-        expected = "a tuple of (first nodes, last nodes), each a tuple of names"
-    elif name in _MEMBERS and not _is_names(value):
-        expected = f"a tuple of names, of {', '.join(_MEMBERS[name])}"
-    elif name == "seed" and value < 0:
-        expected = "0 or more"
-    if expected:
-        raise ConfigError(f"{name} is {value!r}; expected {expected}")
-    for member in value if name in _MEMBERS else ():
-        known = list(_MEMBERS[name])
-        if member not in known:
-            raise ConfigError(f"{name}: no {member!r}.{suggest(str(member), known)} There are: {', '.join(known)}")
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, (int, kind)) and not isinstance(value, bool)
+LOCAL = tuple(name for name, (_, own) in declared(QuantConfig).items() if own.local)  # options of an override
 
 
 # The presets mean what those of Quark with the same names do.
@@ -436,7 +391,7 @@ _FAMILIES = {"MXFP8": "MXFP8E4M3", "MXFP6": "MXFP6E2M3", "MXFP4": "MXFP4E2M1"}
 
 
 class _UnknownPresetError(ConfigError, KeyError):
-    """What a mapping raises, for `in` and `get`; with the text of an error, where a KeyError's is a repr."""
+    """An unknown preset: a KeyError for `in` and `get`, printed as an error, where a KeyError prints a repr."""
 
     __str__ = Exception.__str__
 
