@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jq.arithmetic.losses import decibels
 from jq.errors import ConfigError, DataError
 from jq.evaluation.detection import Boxes, mean_average_precision
 
@@ -140,7 +141,7 @@ def _norm(parts: _Parts) -> float:
 def _decibels(signal: float, noise: float) -> float:
     if not (math.isfinite(signal) and math.isfinite(noise)):
         return math.nan
-    return 20 * (math.log10(signal) - math.log10(noise)) if signal else -math.inf
+    return 2 * decibels(signal, noise)  # of amplitudes, whose squares might not be in range
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jq.arithmetic.losses import decibels
 from jq.arithmetic.numerics import power_of_two
 from jq.data.sources import open_source
 from jq.evidence.report import (
@@ -143,7 +144,7 @@ class _Figures:
     @property
     def sqnr(self) -> float | None:
         """In dB; None of a tensor of zeros that does not stay so."""
-        return _decibel(self.xx, self.lost)
+        return _decibels(self.xx, self.lost)
 
     def deviation(self, rounded: bool, better: int | None) -> Deviation:
         """The figures of a report, of a tensor that is rounded or not."""
@@ -151,10 +152,10 @@ class _Figures:
         return Deviation(
             cosine=1.0 if not self.lost else min(1.0, self.xy / norm) if norm else None,
             l2=self.l2,
-            psnr=_decibel((self.high - self.low) ** 2, self.lost / self.size),
+            psnr=_decibels((self.high - self.low) ** 2, self.lost / self.size),
             largest=self.largest,
             saturated=self.beyond / self.size,
-            made=_decibel(self.xx, self.own) if rounded else None,
+            made=_decibels(self.xx, self.own) if rounded else None,
             own=min(1.0, self.own / self.lost) if self.lost else None,
             clipped=min(1.0, self.clipped / self.lost) if self.lost else None,
             shift=min(1.0, self.shift / self.lost) if self.lost else None,
@@ -167,10 +168,8 @@ class _Figures:
         return best if best is not None and self.near[best] < _MOST * self.own else None
 
 
-def _decibel(signal: float, noise: float) -> float | None:
-    if not noise:
-        return math.inf
-    return 10 * (math.log10(signal) - math.log10(noise)) if signal else None
+def _decibels(signal: float, noise: float) -> float | None:
+    return decibels(signal, noise) if signal or not noise else None
 
 
 def _row(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jq.arithmetic.formats import Integer
+from jq.arithmetic.losses import decibels
 from jq.calibration.stats import Stats
 from jq.evidence.lint import Finding
 from jq.evidence.page import page
@@ -143,8 +144,9 @@ def report_of(
     depths = {name: i for i, node in reversed([*enumerate(graph.nodes)]) for name in node.reads()}  # first readers
     depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     axes = channel_axes(graph)
+    sqnr = {name: None if (lost := error(name)) is None else decibels(1, lost) for name in plan}
     rows = [
-        _row(name, graph, plan, stats, _sqnr(error(name)), tuple(by_tensor.get(name, ())), depths.get(name), axes)
+        _row(name, graph, plan, stats, sqnr[name], tuple(by_tensor.get(name, ())), depths.get(name), axes)
         for name in plan
     ]
     return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
@@ -259,10 +261,6 @@ def decibel(value: float | None) -> str:
     ('41.3 dB', 'exact', '')
     """
     return "" if value is None else "exact" if value == math.inf else f"{value:.1f} dB"
-
-
-def _sqnr(error: float | None) -> float | None:
-    return None if error is None else math.inf if error <= 0 else -10 * math.log10(error)
 
 
 def _scale(row: TensorRow) -> str:

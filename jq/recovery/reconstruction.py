@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from jq.arithmetic.formats import Integer
+from jq.arithmetic.losses import mse, power
 from jq.arithmetic.numerics import nearest
 from jq.graph import Graph
 from jq.plan import Plan, QParams
@@ -92,8 +93,7 @@ def tune_unit(
     whole = [
         {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
     ]
-    size = {k: jnp.mean(jnp.square(y.value)) for k, y in whole[2].items()}
-    scale = {k: importance.get(k, jnp.ones(())) / jnp.maximum(s, 1e-30) / len(size) for k, s in size.items()}
+    scale = {k: importance.get(k, jnp.ones(())) / power(y.value) / len(whole[2]) for k, y in whole[2].items()}
     feeds = sum(int(v.sum()) for v in site.valid)
 
     def error(found: Tuned) -> float:
@@ -147,11 +147,10 @@ def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Arr
     """The error of each feed: squares by channel, weighed."""
 
     def of(name: str) -> Array:
-        square = jnp.square(z[name] - y[name])
         weight = scale[name]
         if weight.ndim:
-            weight = weight.reshape(-1, *(1,) * max(0, square.ndim - 3))
-        return jnp.mean((square * weight).reshape(len(square), -1), axis=1)
+            weight = weight.reshape(-1, *(1,) * max(0, y[name].ndim - 3))
+        return jax.vmap(mse, (0, 0, None))(y[name], z[name], weight)
 
     return sum(of(name) for name in y)
 

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
 from jq.data.sources import Batch, batches, open_source, readable_again
 from jq.errors import DataError
@@ -354,7 +355,7 @@ class _Bench:
         pairs = [(a, b) for a, b in zip(self.reference, found, strict=True) if a.dtype.kind == "f"]
         signal = sum(float(np.sum(np.square(a, dtype=np.float64))) for a, _ in pairs)
         noise = sum(float(np.sum(np.square(a.astype(np.float64) - b))) for a, b in pairs)
-        sqnr = 10 * math.log10(signal / noise) if signal and noise else None
+        sqnr = decibels(signal, noise) if signal and noise else None
         samples, classes = len(found[0]), [p for p in pairs if p[0].ndim <= 3 and p[0].shape[-1] > 1]
         row: dict[str, Any] = {"samples": samples, "sqnr": sqnr}
         row |= dict.fromkeys(("float_top1", "top1", "agreement", "kl"))

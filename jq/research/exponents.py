@@ -73,7 +73,7 @@ def search_exponents(
     outputs have gradients, sequential and coordinate, each from the best plan of those before it.
 
     The loss is the squared error of the outputs, relative to their power (mse), or the divergence of the distributions
-    that are the softmax of their last axis (kl). No labels are needed. `params` are the weights that are rounded, by
+    that are the softmax over their classes (kl). No labels are needed. `params` are the weights that are rounded, by
     default the graph's own, which are the float network's in any case: see `jq.correct_biases`. Every fourth sample is
     held back, and the plan returned is the one, of those on the way, the given one among them, that has the least loss
     on these.

@@ -1,4 +1,4 @@
-"""How far the outputs of a quantized network are from those of the float one, and how that bends at the float outputs."""
+"""Losses of a quantized network's outputs against the float one's, and random roots of their Hessians."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.arithmetic.losses import BY_NAME, classes_axis
 from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
 
@@ -16,10 +17,9 @@ Array = Any
 Outputs = Mapping[str, Array]
 Loss = Literal["kl", "mse", "cosine", "top1"]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
-CURVED: tuple[Loss, ...] = ("kl", "mse", "cosine")  # that have a second order
+CURVED: tuple[Loss, ...] = ("kl", "mse", "cosine")  # those with a second derivative
 
 _LEAST = 1e-7  # probability that a logarithm is taken of
-_IMAGE = 4  # dims from which on classes are the second axis
 
 
 def check_loss(loss: str, known: tuple[str, ...] = LOSSES) -> None:
@@ -29,56 +29,34 @@ def check_loss(loss: str, known: tuple[str, ...] = LOSSES) -> None:
 
 
 def scores(graph: Graph) -> Callable[[Outputs], dict[str, Array]]:
-    """Return what makes scores of a graph's outputs, those that are floats: logarithms, where a Softmax gives them."""
+    """Return a function from outputs to the scores among them, those that are floats; logarithms of a Softmax's."""
     soft = {o for n in graph.nodes if n.op_type == "Softmax" for o in n.outputs}
 
     def of(outputs: Outputs) -> dict[str, Array]:
-        found = {k: v for k, v in outputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
-        if not found:
+        floats = {k: v for k, v in outputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+        if not floats:
             raise ModelError("the model has no output of floats, so there is no loss")
-        return {k: jnp.log(jnp.maximum(v, _LEAST)) if k in soft else v for k, v in found.items()}
+        return {k: jnp.log(jnp.maximum(v, _LEAST)) if k in soft else v for k, v in floats.items()}
 
     return of
 
 
 def losses(reference: Outputs, outputs: Outputs) -> dict[str, Array]:
-    """Return all losses of one feed's scores against the float network's: means over outputs, of means over samples.
-
-    kl: the Kullback-Leibler divergence of the classes' distributions, KL(float || quantized); mse: squared difference;
-    cosine: one less the cosine of all of an output; top1: whether the highest score is another one's.
+    """Return the losses (see `jq.arithmetic.losses`) of one sample's scores against the float network's, means over outputs.
 
     >>> z = {"y": jnp.array([[0.0, 1.0]])}
     >>> {k: round(float(v), 4) for k, v in losses(z, {"y": jnp.array([[1.0, 0.0]])}).items()}
     {'kl': 0.4621, 'mse': 1.0, 'cosine': 1.0, 'top1': 1.0}
     """
-    each = [_losses(reference[k].astype(jnp.float32), outputs[k].astype(jnp.float32)) for k in reference]
-    return {k: jnp.mean(jnp.stack([e[k] for e in each])) for k in each[0]}
-
-
-def _losses(z: Array, y: Array) -> dict[str, Array]:
-    axis = _classes(z)
-    p, q = (jax.nn.log_softmax(v, axis) for v in (z, y))
-    length = jnp.sqrt(jnp.sum(z * z) * jnp.sum(y * y))
-    # The difference of the directions, squared and halved: one less a cosine near one would be rounding alone.
-    apart = jnp.square(z / jnp.sqrt(jnp.sum(z * z)) - y / jnp.sqrt(jnp.sum(y * y)))
-    return {
-        # Of terms that are none of them negative, so that what is small is exact: p log(p / q) - p + q.
-        "kl": jnp.mean(jnp.sum(jnp.exp(p) * (jnp.expm1(q - p) - (q - p)), axis)),
-        "mse": jnp.mean(jnp.square(z - y)),
-        "cosine": jnp.where(length > 0, jnp.sum(apart) / 2, jnp.any(z != y)),
-        "top1": jnp.mean(jnp.argmax(z, axis) != jnp.argmax(y, axis), dtype=jnp.float32),
-    }
-
-
-def _classes(z: Array) -> int:
-    return 1 if z.ndim >= _IMAGE else -1
+    pairs = [(reference[k].astype(jnp.float32), outputs[k].astype(jnp.float32)) for k in reference]
+    return {name: jnp.mean(jnp.stack([loss(z, y) for z, y in pairs])) for name, loss in BY_NAME.items()}
 
 
 def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
-    """Return a random v with E[(v'd)^2] = d'Hd, where H is the loss's Hessian at the scores z of one feed.
+    """Return a random v with E[(v'd)^2] = d'Hd, where H is the loss's Hessian at the scores z of one sample.
 
-    The loss of scores z + d is d'Hd / 2 to second order. v is a root of H times random signs. H is 2 / n for mse, what
-    projects z away, over |z|^2, for cosine, and diag(p) - pp' for kl: with s = sqrt(p), diag(s) (1 - ss') diag(s). Of the
+    The loss of scores z + d is d'Hd / 2 to second order. v is a root of H times random signs. H is 2 / n for mse, the
+    projection off z over |z|^2 for cosine, and diag(p) - pp' for kl: with s = sqrt(p), diag(s) (1 - ss') diag(s). Of the
     roots of the projection the one that reflects s to the most likely class has as columns, nearly, what each other class
     takes from that, and random signs add the less noise the more one of them outweighs the others.
     """
@@ -90,7 +68,7 @@ def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
         if loss == "cosine":
             square = jnp.sum(x * x)
             return jnp.where(square > 0, (r - x * (jnp.sum(x * r) / square)) / jnp.sqrt(square), 0)
-        axis = _classes(x)
+        axis = classes_axis(x)
         s = jnp.sqrt(jax.nn.softmax(x, axis))
         likely = jax.nn.one_hot(jnp.argmax(x, axis), x.shape[axis], axis=axis)
         r, w = jnp.where(likely, 0, r), s - likely

@@ -21,6 +21,7 @@ import numpy as np
 
 from jq.arithmetic import layout
 from jq.arithmetic.formats import Integer
+from jq.arithmetic.losses import kl, relative_mse
 from jq.arithmetic.numerics import nearest
 from jq.config import QuantConfig
 from jq.data.sources import Feed, open_source
@@ -36,6 +37,7 @@ from jq.recovery.streams import Kept
 
 Array = Any
 Loss = Literal["mse", "kl"]
+_LOSSES = {"mse": relative_mse, "kl": kl}
 State = dict[str, Kept]  # what flows into a segment, of the feeds of a block
 
 _SEGMENTS = 5
@@ -227,17 +229,8 @@ def two_by_two(step: Callable[..., Any], *given: Iterable[Any]) -> Iterator[Any]
 
 
 def _distance(loss: Loss, y: Mapping[str, Array], targets: Mapping[str, Array]) -> Array:
-    """The loss of each feed, on average over the outputs."""
-
-    def of(name: str) -> Array:
-        have, want = (v[name].reshape(len(v[name]), -1, v[name].shape[-1]) for v in (y, targets))
-        if loss == "mse":
-            power = jnp.mean(jnp.square(want), (1, 2))
-            return jnp.mean(jnp.square(have - want), (1, 2)) / jnp.maximum(power, 1e-30)
-        have, want = (jax.nn.log_softmax(v, axis=-1) for v in (have, want))
-        return jnp.mean(jnp.sum(jnp.exp(want) * (want - have), -1), 1)
-
-    return sum(of(name) for name in targets) / len(targets)
+    """The loss of each sample, the mean over the outputs."""
+    return sum(jax.vmap(_LOSSES[loss])(targets[name], y[name]) for name in targets) / len(targets)
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

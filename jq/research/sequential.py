@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.arithmetic.exponents import NEIGHBOURS
+from jq.arithmetic.losses import mse, power
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import fake_quant
@@ -59,12 +60,7 @@ def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, param
 def _off(
     pattern: Pattern, params: Mapping[str, Array], plan: Plan, codes: Tensors, targets: Tensors, valid: Array
 ) -> Array:
-    """How far the outputs of a unit are from the float network's, as parts of these."""
+    """Squared error of a unit's outputs against the float network's, relative to their power."""
     made = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(codes))
-
-    def of(name: str) -> Array:
-        want = targets[name].value
-        off = jnp.square(made[name] - want).reshape(len(want), -1).mean(1)
-        return jnp.sum(valid * off) / jnp.maximum(jnp.mean(jnp.square(want)), 1e-30)
-
-    return sum(of(name) for name in targets)
+    pairs = [(target.value, made[name]) for name, target in targets.items()]
+    return sum(jnp.sum(valid * jax.vmap(mse)(z, y)) / power(z) for z, y in pairs)

@@ -21,6 +21,7 @@ from jax import lax
 
 from jq.arithmetic import layout
 from jq.arithmetic.exponents import LONGEST, error_sums
+from jq.arithmetic.losses import classes_axis
 from jq.arithmetic.numerics import inverse_power
 from jq.graph import Graph
 from jq.plan import Plan
@@ -130,9 +131,10 @@ def _projected(loss: Loss, y: Array, key: Array) -> Array:
     draw = jax.random.normal(key, y.shape)
     if loss == "mse":
         return draw * lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(y)), 1e-30))
-    p = jax.nn.softmax(y, axis=-1)
+    axis = classes_axis(y)
+    p = jax.nn.softmax(y, axis)
     root = jnp.sqrt(p) * draw
-    return (root - p * jnp.sum(root, axis=-1, keepdims=True)) * jnp.sqrt(0.5)
+    return (root - p * jnp.sum(root, axis, keepdims=True)) * jnp.sqrt(0.5)
 
 
 def _table(x: Array, gradient: Array, exponents: Array, grid: Any) -> Array:
