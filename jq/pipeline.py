@@ -24,6 +24,7 @@ from jq.evidence.lint import lint
 from jq.evidence.report import Report, report_of
 from jq.exchange.export import Format, check_format, export
 from jq.graph import Graph
+from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
 from jq.npu.constraints import Move
 from jq.passes.opset import check_opset
@@ -119,8 +120,8 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
     check_weights(graph, config)
     data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
     if config.cle:
-        graph = equalize(graph, config, data)
-        log.info("equalized")
+        before, graph = graph, equalize(graph, config, data)
+        log.info("equalized" if graph is not before else "equalization changed nothing")
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
     return Calibrated(graph, stats, *plan_and_moves(graph, stats, config), data)
 
@@ -136,15 +137,12 @@ def corrected(found: Calibrated, config: QuantConfig) -> Calibrated:
 
 def refuse_quantized(graph: Graph) -> None:
     """Raise a ModelError for a model that is quantized already."""
-    found = [n for n in graph.walk() if n.op_type in _QUANTIZERS or n.op_type.startswith("QLinear")]
-    if found:
+    node = next(filter(is_quantized, graph.walk()), None)
+    if node is not None:
         raise ModelError(
-            f"the model is quantized already: node {found[0].label!r} is a {found[0].qualified}. Give the float model; "
+            f"the model is quantized already: node {node.label!r} is a {node.qualified}. Give the float model; "
             "to look at this one, see jq.split_quantizers"
         )
-
-
-_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "FixNeuron", "VitisQuantizeLinear", "ConvInteger"})
 
 
 def _metadata(model: ModelLike, graph: Graph, config: QuantConfig) -> dict[str, str]:

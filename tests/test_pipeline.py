@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 
 import jq
 from jq.evidence.report import Report, TensorRow
+from jq.pipeline import calibrated
 from jq.recovery.equalization import equalize_as_quark
 
 
@@ -55,6 +57,25 @@ def test_bias_correction_is_worth_points_on_the_uneven_network(images):
     with_it = jq.quantize(graph, images[:128], config).model
     without = jq.quantize(graph, images[:128], config.replace(bias_correction=False)).model
     assert top1(with_it, x, labels) > top1(without, x, labels) + 0.05
+
+
+def test_equalized_is_said_only_of_a_graph_that_is(images, caplog):
+    """A vendor's node without its domain's opset, at which ONNX's shape inference gives up: no channels are found."""
+    caplog.set_level("INFO")
+    graph = jq.load(jq.zoo.path("fashion_mobilenet"))
+    config = jq.presets["XINT8"].replace(bias_correction=False)
+    calibrated(graph, images[:16], config)
+    assert "equalized" in caplog.messages
+    caplog.clear()
+    last = graph.nodes[-1]
+    gelu = last.replace(op_type="Gelu", domain="com.microsoft", inputs=last.outputs, outputs=("y",), attrs={}, name="")
+    outputs = (dataclasses.replace(graph.outputs[0], name="y"),)
+    broken = graph.replace(nodes=(*graph.nodes, gelu), outputs=outputs)
+    with pytest.warns(UserWarning, match=r"shape inference fails.*No opset import for domain com\.microsoft"):
+        same = calibrated(broken, images[:16], config).graph
+    assert "equalization changed nothing" in caplog.messages and "equalized" not in caplog.messages
+    prepared = jq.prepare(broken, config).params
+    assert all(np.array_equal(a, prepared[name]) for name, a in same.params.items())
 
 
 @pytest.mark.parametrize("kind", ["graph", "bytes", "proto"])

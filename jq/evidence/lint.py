@@ -30,12 +30,14 @@ from jq.evidence.lint_queries import (
     shape_arithmetic,
 )
 from jq.graph import Graph, Node
+from jq.graph.quantizers import is_quantized
 from jq.graph.read import load
 from jq.graph.schemas import attributes
 from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
 from jq.npu.rewrites.pools import split_kernel
 from jq.passes.prepare import prepare
 from jq.plan.placement import absorbed, rule_of
+from jq.plan.planning import weights_to_quantize
 from jq.plan.selection import selected
 from jq.readings.tracing import unsupported
 
@@ -113,11 +115,6 @@ def _rule(name: str, severity: Severity = "warning", *, loaded: bool = False) ->
     return add
 
 
-_QUANTIZED = (  # beginnings of operator names
-    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "QLinear", "QGemm", "QAttention", "ConvInteger"),
-    *("MatMulInteger", "MatMulNBits", "ExtendedQuantize", "ExtendedDequantize", "BFPQuantize", "MXQuantize"),
-    *("VitisQuantize", "VitisDequantize", "FixNeuron", "BFPFixNeuron", "MXFixNeuron"),
-)
 _SHOWN = 5  # names in one message
 
 # Relative differences from which a change of the model is a warning, below which a note.
@@ -133,7 +130,7 @@ _VANISHING = 0.5  # of a constant's elements
 
 @_rule("already-quantized", "error", loaded=True)
 def _already_quantized(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
-    found = [n for n in graph.walk() if _is_quantized(n)]
+    found = [n for n in graph.walk() if is_quantized(n)]
     if found:
         yield _Found(
             found[0].label,
@@ -162,8 +159,9 @@ def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
         )
 
 
-@_rule("float-type", loaded=True)
+@_rule("float-type")
 def _float_type(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
+    refused = {name for name, _ in weights_to_quantize(graph, config)}
     for dtype in ("float64", "float16", "bfloat16"):
         names = [k for k, a in graph.params.items() if a.dtype.name == dtype and a.size > 1]
         names += [v.name for v in graph.inputs if v.dtype is not None and v.dtype.name == dtype]
@@ -172,6 +170,7 @@ def _float_type(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
                 names[0],
                 f"{dtype} in {_count(len(names), 'weight or input', 'weights or inputs')} ({_list(names)}); expected "
                 "float32, which Q/DQ and the NPU's provider take: export the model in float32",
+                "error" if not refused.isdisjoint(names) else None,
             )
 
 
@@ -264,7 +263,7 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[_Found]:
     def listed(node: Node) -> bool:
         return not node.domain and wanted in NPU_FORMATS.get(node.op_type, ())
 
-    nodes = [n for n in graph.nodes if not (listed(n) or n in steering or n.subgraphs or _is_quantized(n))]
+    nodes = [n for n in graph.nodes if not (listed(n) or n in steering or n.subgraphs or is_quantized(n))]
     found = _grouped(nodes, lambda n: (n.qualified, n.outputs[0] in rewrites.get(n.qualified, ())))
     for (op, rewritten), nodes in sorted(found.items(), key=lambda item: -len(item[1])):
         if op == "HardSigmoid" and wanted == "XINT8":
@@ -535,10 +534,6 @@ def _largest_code(config: QuantConfig) -> float:
     """Of a weight; 0 where weights have no scale per tensor or channel."""
     weight = config.weight
     return (weight.narrow.qmax - weight.narrow.qmin) / 2 if isinstance(weight, Integer) else 0.0
-
-
-def _is_quantized(node: Node) -> bool:
-    return node.op_type.startswith(_QUANTIZED)
 
 
 def _nodes(graph: Graph, config: QuantConfig, *ops: str) -> Iterator[Node]:

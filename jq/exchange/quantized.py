@@ -17,18 +17,12 @@ from jq.errors import Error
 from jq.graph import Graph, Node, Value
 from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
 from jq.graph.edit import fresh, rename
+from jq.graph.quantizers import is_block_quantizer, is_dequantize, is_dynamic, is_fix_neuron, is_quantize
 from jq.graph.unused import remove_unused
 from jq.ops.table import demanded
 from jq.plan import Plan, QParams
 
 _DOMAINS = (MICROSOFT, VITIS, CONTRIB, QUARK)
-_PREFIXES = {"": "", MICROSOFT: "", VITIS: "Vitis", QUARK: "Extended"}  # of the operators' names, by domain
-_BLOCKS = {
-    (QUARK, "BFPQuantizeDequantize"),
-    (QUARK, "MXQuantizeDequantize"),
-    (VITIS, "BFPFixNeuron"),
-    (VITIS, "MXFixNeuron"),
-}
 _TARGETS = {
     TensorProto.FLOAT: np.dtype(np.float32),
     **{helper.np_dtype_to_tensor_dtype(f.dtype): f.dtype for f in FLOATS.values()},
@@ -122,7 +116,7 @@ def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
     if weight.dtype != np.float32 or found.dynamic:
         return None
     grid = found.grid
-    if isinstance(grid, Block) or merged.nodes[0].op_type == "FixNeuron":
+    if isinstance(grid, Block) or is_fix_neuron(merged.nodes[0]):
         return merged  # `export` writes these of weights too, which so keep what rounding takes from them
     counted = _counted(found, weight.shape)
     if counted is None or not np.isfinite(weight).all():
@@ -172,23 +166,23 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     """The quantizer that begins with this reader of a tensor."""
     if not node.inputs or node.inputs[0] != name or node.inputs.count(name) > 1 or not node.outputs:
         return None
-    if (node.domain, node.op_type) in _BLOCKS:
+    if is_block_quantizer(node):
         stated_block = _block(node)
         return None if stated_block is None else _Quantizer(name, stated_block, (node,), node.outputs)
-    if (node.domain, node.op_type) == (CONTRIB, "FixNeuron"):
+    if is_fix_neuron(node):
         found = _fix_neuron(graph, node)
         return None if found is None else _Quantizer(name, found, (node,), node.outputs)
-    if (node.domain, node.op_type) == ("", "DynamicQuantizeLinear"):
+    if is_dynamic(node):
         found = QParams(_ONE, _ZERO, INTEGERS["uint8"], dynamic=True)
         ends = _readers(graph, node.outputs[0])
         others = {r for o in node.outputs[1:] for r in _readers(graph, o)}
-        if not all(_is_dequantizer(e) and e.inputs == node.outputs for e in ends) or not others <= {*ends}:
+        if not all(is_dequantize(e) and e.inputs == node.outputs for e in ends) or not others <= {*ends}:
             return None
         return _closed(graph, name, found, (node,), ends)
-    if node.op_type == f"{_PREFIXES.get(node.domain, '?')}QuantizeLinear":
+    if is_quantize(node):
         stated = _parameters(graph, node, np.dtype(np.uint8))
         ends = _readers(graph, node.outputs[0])
-        if stated is None or not all(_is_dequantizer(e) for e in ends):
+        if stated is None or not all(is_dequantize(e) for e in ends):
             return None
         assert not isinstance(stated.grid, Block)
         back = [_parameters(graph, e, stated.grid.dtype) for e in ends]
@@ -236,7 +230,7 @@ def _weight(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     if not node.inputs or node.inputs[0] != name or node.inputs.count(name) > 1:
         return None
     found: QParams | None = None
-    if _is_dequantizer(node):
+    if is_dequantize(node):
         found = _parameters(graph, node, codes.dtype)
     elif _target(node) == np.float32 and str(codes.dtype) in FLOATS:
         found = QParams(_ONE, _ZERO, FLOATS[str(codes.dtype)])
@@ -292,10 +286,6 @@ def _readers(graph: Graph, name: str) -> tuple[Node, ...]:
     return graph.consumers.get(name, ()) if name else ()
 
 
-def _is_dequantizer(node: Node) -> bool:
-    return node.op_type == f"{_PREFIXES.get(node.domain, '?')}DequantizeLinear"
-
-
 def _target(node: Node) -> np.dtype | None:
     """The type that a Cast is to."""
     if node.op_type != "Cast" or node.domain or not node.attrs.keys() <= {"to", "saturate"}:
@@ -308,7 +298,7 @@ def _parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
     attrs = {k: v for k, v in node.attrs.items() if v}
     if not attrs.keys() <= {"axis", "saturate", "output_dtype"}:
         return None  # blocks of an axis, or arithmetic in another precision
-    if "output_dtype" in attrs and not _is_dequantizer(node):
+    if "output_dtype" in attrs and not is_dequantize(node):
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(attrs["output_dtype"]))
     elif attrs.get("output_dtype", TensorProto.FLOAT) != TensorProto.FLOAT:
         return None

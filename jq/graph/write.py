@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -237,13 +238,16 @@ def _ir_version(graph: Graph) -> int:
 
 
 def infer_types(graph: Graph) -> dict[str, Value]:
-    """The types from ONNX's shape inference; empty if it fails, since such a graph may still run."""
+    """The types from ONNX's shape inference; empty, with a warning, if it fails, since such a graph may still run."""
     inputs = tuple(Value(v.name, v.dtype) if _endless(v) else v for v in graph.inputs)
     declared = {k: v for k, v in graph.declared.items() if not _endless(v)}
     try:
         model = to_model(graph.replace(inputs=inputs, declared=declared), skeleton=True)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # onnx's C++ raises many kinds
+    except Exception as error:  # onnx's C++ raises many kinds
+        warnings.warn(
+            f"ONNX's shape inference fails, so passes that need types of tensors do nothing: {error}", stacklevel=2
+        )
         return {}
     return {v.name: read_value(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
 

@@ -1,6 +1,6 @@
 """The position constraints of the NPU, as AMD's compilers have them, brought about on a plan.
 
-The chip has shifters of so many bits between the positions of what an operator reads and writes (position p:
+The chip has shifters of limited range between the positions of what an operator reads and writes (position p:
 value = code * 2**-p). Each rule looks at one node and, where a shift is out of its range, names ways to bring it
 back; the first is the one that the vendor's tool takes. Sweeps over all rules and nodes go on until nothing moves.
 
@@ -14,7 +14,6 @@ shift is left out of its range: where ways undo each other's, positions go towar
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections import Counter
@@ -29,12 +28,8 @@ from jq.calibration.calibrate import cuts_alone
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
-from jq.npu import facts
+from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, Positions, Reason, Rule, Site, Ways, alike
 from jq.plan import Plan, QParams
-from jq.plan.placement import absorbed, rule_of, shared
-
-Positions = dict[str, int]
-Ways = list[dict[str, int]]  # alternatives, each of new positions
 
 _SWEEPS_OF_QUARK, _SWEEPS = 5, 100
 _PRICE = 0.01  # of moving again what was moved: a relative squared error
@@ -69,7 +64,7 @@ def constrain(
     """Return the plan with positions that the NPU can compute with, and what was moved for that."""
     if not config.constraints:
         return plan, ()
-    links, strict, start = _Links.of(graph, plan), config.strict_quark, _positions(plan, config)
+    links, strict, start = Links.of(graph, plan), config.strict_quark, _positions(plan, config)
     spare = {name: _spare(plan[name], config) for name in start}
     error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict, spare=spare)
     links, because = (links, {}) if strict else _united(links, config, start)
@@ -94,29 +89,29 @@ def constrain(
 
 def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
     """Return what the NPU's compiler would object to: rule and node of each shift that is out of range."""
-    links = _Links.of(graph, plan)
+    links = Links.of(graph, plan)
     positions = {links.group(k): p for k, p in _positions(plan, config).items()}
     return [
         f"{rule} of {site.node.label!r}"
         for rule in config.constraints
         for site in links.sites
-        if _RULES[rule](site, _At(positions, links))
+        if RULES[rule](site, At(positions, links))
     ]
 
 
 def moving_together(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
     """Return the tensors with positions, each with those that must have the same one as it."""
     start = _positions(plan, config)
-    links, _ = _united(_Links.of(graph, plan), config, start)
-    found: dict[str, tuple[str, ...]] = {}
+    links, _ = _united(Links.of(graph, plan), config, start)
+    groups: dict[str, tuple[str, ...]] = {}
     for name in start:
-        found[links.group(name)] = (*found.get(links.group(name), ()), name)
-    return list(found.values())
+        groups[links.group(name)] = (*groups.get(links.group(name), ()), name)
+    return list(groups.values())
 
 
-def _has_position(found: QParams) -> bool:
-    short = isinstance(found.grid, Integer) and found.grid.bits <= 16
-    return short and found.is_power_of_two and found.axis is None and not found.dynamic
+def _has_position(qparams: QParams) -> bool:
+    short = isinstance(qparams.grid, Integer) and qparams.grid.bits <= 16
+    return short and qparams.is_power_of_two and qparams.axis is None and not qparams.dynamic
 
 
 def _positions(plan: Plan, config: QuantConfig) -> Positions:
@@ -125,217 +120,10 @@ def _positions(plan: Plan, config: QuantConfig) -> Positions:
     return {name: -int(plan[name].exponent) - _spare(plan[name], config) for name in having}
 
 
-def _spare(found: QParams, config: QuantConfig) -> int:
+def _spare(qparams: QParams, config: QuantConfig) -> int:
     """How many bits codes have beyond the 8 of which the rules are."""
-    assert isinstance(found.grid, Integer)
-    return 0 if config.strict_quark else max(0, found.grid.bits - 8)
-
-
-# ---------------------------------------------------------------------------------------------
-# What a rule sees
-# ---------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Site:
-    """A node with the tensors whose positions meet in it; None for those that are not quantized."""
-
-    node: Node
-    inputs: tuple[str | None, ...]
-    output: str | None
-    leaky: bool = False  # a LeakyRelu follows
-    gate: bool = False  # a HardSigmoid that the NPU has
-    swish: bool = False  # x * hard_sigmoid(x)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Links:
-    """How the tensors of a plan hang together."""
-
-    sites: tuple[_Site, ...]
-    leader: Mapping[str, str]  # of tensors that have another's position, that one
-
-    @classmethod
-    def of(cls, graph: Graph, plan: Plan) -> _Links:
-        """The links of a graph under a plan."""
-        return cls._among(graph, plan.nodes, frozenset(plan))
-
-    @classmethod
-    @functools.lru_cache(maxsize=1)  # as searches ask about many plans of one graph
-    def _among(cls, graph: Graph, nodes: frozenset[str], plan: frozenset[str]) -> _Links:
-        """The links between these tensors."""
-        inner = {name: reader for name, reader in absorbed(graph).items() if name not in plan}
-        gates = {n for n in graph.nodes if n.op_type == "HardSigmoid" and rule_of(graph, n) is not None}
-        gated = {gate.inputs[0] for gate in gates}
-
-        def read(node: Node, name: str) -> str | None:
-            made = graph.producer.get(name)
-            if name not in plan and made is not None and made.inputs and node.op_type in _POOLS[1:]:
-                name = made.inputs[0]  # of a Pad that is part of the pool, as a rule
-            return name if name in plan else None
-
-        def written(node: Node) -> str | None:
-            name = node.outputs[0]
-            while name in inner and not _pads(graph, graph.producer[name]):
-                name = inner[name].outputs[0]
-            return name if name in plan else None
-
-        sites = tuple(
-            _Site(
-                node,
-                tuple(read(node, name) for name in node.inputs),
-                written(node),
-                leaky=node.outputs[0] in inner and inner[node.outputs[0]].op_type == "LeakyRelu",
-                gate=node in gates,
-                swish=len(node.inputs) == 2 and any(name in gated for name in node.inputs),
-            )
-            for node in graph.nodes
-            if node.outputs and node.outputs[0] and not node.domain
-        )
-        return cls(sites, shared(graph, nodes, plan))
-
-    def group(self, tensor: str) -> str:
-        """The tensor that stands for all those that have this one's position."""
-        while tensor in self.leader:
-            tensor = self.leader[tensor]
-        return tensor
-
-    def unite(self, tensors: Sequence[str]) -> _Links:
-        """The links with these tensors moving together."""
-        first, *rest = dict.fromkeys(map(self.group, tensors))
-        return dataclasses.replace(self, leader={**self.leader, **dict.fromkeys(rest, first)})
-
-
-def _pads(graph: Graph, node: Node) -> bool:
-    rule = rule_of(graph, node)
-    return rule is not None and rule.pads
-
-
-@dataclasses.dataclass(frozen=True)
-class _At:
-    """The positions of the moment, by tensor."""
-
-    positions: Positions
-    links: _Links
-
-    def __call__(self, tensor: str | None) -> int | None:
-        return None if tensor is None else self.positions.get(self.links.group(tensor))
-
-    def all(self, *tensors: str | None) -> list[tuple[str, int]] | None:
-        """Tensors with their positions, or None if one has none."""
-        found = [(t, p) for t in tensors if t is not None and (p := self(t)) is not None]
-        return found if len(found) == len(tensors) else None
-
-    def moved(self, way: Mapping[str, int]) -> _At:
-        """The positions after a way is taken."""
-        return _At({**self.positions, **{self.links.group(t): p for t, p in way.items()}}, self.links)
-
-
-# ---------------------------------------------------------------------------------------------
-# The rules: where a shift is out of range, the ways to bring it back, the vendor's first
-# ---------------------------------------------------------------------------------------------
-
-Rule = Callable[[_Site, _At], Ways]
-Reason = tuple[str, _Site]  # the rule that moves something, and where
-
-_LINEAR, _SUMS, _POOLS = ("Conv", "Gemm"), ("Add", "Sub"), ("MaxPool", "AveragePool", "GlobalAveragePool")
-_ALIGNED = {"align_concat": ("Concat",), "align_pool": _POOLS, "align_pad": ("Pad",), "align_slice": ("Slice",)}
-
-
-def _alike(rule: str, site: _Site, at: _At) -> list[str]:
-    """The tensors at a node whose positions must be equal by one of the aligning rules."""
-    if site.node.op_type not in _ALIGNED[rule] or at(site.output) is None:
-        return []
-    inputs = site.inputs if rule == "align_concat" else site.inputs[:1]
-    return [t for t in (site.output, *inputs) if t is not None and at(t) is not None]
-
-
-def _align(rule: str, site: _Site, at: _At) -> Ways:
-    """All have the coarsest position."""
-    positions = {t: p for t in _alike(rule, site, at) if (p := at(t)) is not None}
-    way = {t: min(positions.values()) for t, p in positions.items() if p > min(positions.values())}
-    return [way] if way else []
-
-
-def _within(number: int, least: int, most: int) -> int:
-    return min(max(number, least), most)
-
-
-def _shift_read(site: _Site, at: _At) -> Ways:
-    """What is added is aligned by a shift of at most 7 bits."""
-    found = at.all(*site.inputs)
-    if site.node.op_type not in _SUMS or not found:
-        return []
-    (finest, high), (coarsest, low) = max(found, key=lambda f: f[1]), min(found, key=lambda f: f[1])
-    most = facts.READ_SHIFT
-    return [{finest: low + most}, {coarsest: high - most}] if high - low > most else []
-
-
-def _shift_write(site: _Site, at: _At) -> Ways:
-    """The sum is shifted by -7 to 25 bits, the product by 0 to 32."""
-    found, output = at.all(*site.inputs), at(site.output)
-    if site.node.op_type not in ("Add", "Mul") or not found or output is None:
-        return []
-    positions = [p for _, p in found]
-    added = site.node.op_type == "Add"
-    inner = min(positions) if added else sum(positions)
-    shift = _within(inner - output, *(facts.SUM_SHIFT if added else facts.PRODUCT_SHIFT))
-    return [{str(site.output): inner - shift}] if inner - shift != output else []
-
-
-def _shift_cut(site: _Site, at: _At) -> Ways:
-    """The accumulator is shifted by 0 to 16 bits."""
-    found = at.all(*site.inputs[:2], site.output)
-    if site.node.op_type not in _LINEAR or not found or len(found) < 3:
-        return []
-    (_, x), (weight, w), (output, y) = found
-    shift = _within(w + x - y, *facts.CUT_SHIFT)
-    return [{weight: shift + y - x}, {output: w + x - shift}] if w + x - y != shift else []
-
-
-def _shift_bias(site: _Site, at: _At) -> Ways:
-    """The bias is shifted by up to 15 bits to the left, and to the right by what the accumulator has to spare."""
-    found = at.all(*site.inputs[:3], site.output)
-    if site.node.op_type not in _LINEAR or not found or len(found) < 4:
-        return []
-    (_, x), (weight, w), (bias, b), (_, y) = found
-    least = 0 if site.leaky else min(0, 8 + w + x - y - facts.ACCUMULATOR_BITS)
-    shift = _within(w + x - b, least, facts.BIAS_SHIFT)
-    return [{bias: w + x - shift}, {weight: b + shift - x}] if w + x - b != shift else []
-
-
-def _hard_sigmoid(site: _Site, at: _At) -> Ways:
-    """The gate reads positions 0 to 15 and writes 7 or more, by a shift that is positive."""
-    found = at.all(site.inputs[0] if site.inputs else None, site.output)
-    if not site.gate or not found:
-        return []
-    (source, x), (output, y) = found
-    new_x = _within(x, *facts.GATE_POSITIONS)
-    new_y, accumulated = max(y, facts.GATE_POSITION), facts.SIXTH[1] + new_x
-    new_y = new_y if accumulated - new_y > 0 else accumulated
-    way = {t: new for t, old, new in ((source, x, new_x), (output, y, new_y)) if old != new}
-    return [way] if way else []
-
-
-def _shift_swish(site: _Site, at: _At) -> Ways:
-    """The product of x and its gate is shifted by 0 to 15 bits."""
-    found, output = at.all(*site.inputs), at(site.output)
-    if site.node.op_type != "Mul" or not site.swish or not found or output is None:
-        return []
-    total = sum(p for _, p in found)
-    shift = _within(total - output, *facts.SWISH_SHIFT)
-    return [{str(site.output): total - shift}] if total - shift != output else []
-
-
-_RULES: dict[str, Rule] = {  # in the order of a sweep
-    **{name: functools.partial(_align, name) for name in _ALIGNED},
-    "shift_read": _shift_read,
-    "shift_write": _shift_write,
-    "shift_cut": _shift_cut,
-    "shift_bias": _shift_bias,
-    "hard_sigmoid": _hard_sigmoid,
-    "shift_swish": _shift_swish,
-}
+    assert isinstance(qparams.grid, Integer)
+    return 0 if config.strict_quark else max(0, qparams.grid.bits - 8)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -358,8 +146,8 @@ class Errors:
     def __call__(self, tensor: str, position: int) -> float:
         """The error, at most about 1 where everything is rounded away."""
         if (tensor, position) not in self.known:
-            found = self._of_weight if tensor in self.plan.weights else self._of_activation
-            self.known[tensor, position] = found(tensor, position + self.spare.get(tensor, 0))
+            measure = self._of_weight if tensor in self.plan.weights else self._of_activation
+            self.known[tensor, position] = measure(tensor, position + self.spare.get(tensor, 0))
         return self.known[tensor, position]
 
     def _of_weight(self, tensor: str, position: int) -> float:
@@ -368,22 +156,22 @@ class Errors:
         return self._squared(tensor, array, position) / power if power else 0.0
 
     def _squared(self, tensor: str, array: np.ndarray, position: int) -> float:
-        found, scale = self.plan[tensor], power_of_two(-position)
-        assert isinstance(found.grid, Integer)
-        coded = np.asarray(found.scale) if self.keeps_codes else scale
-        low, high = (int(bound - found.zero_point) for bound in (found.grid.qmin, found.grid.qmax))
+        qparams, scale = self.plan[tensor], power_of_two(-position)
+        assert isinstance(qparams.grid, Integer)
+        coded = np.asarray(qparams.scale) if self.keeps_codes else scale
+        low, high = (int(bound - qparams.zero_point) for bound in (qparams.grid.qmin, qparams.grid.qmax))
         back = np.clip(np.rint(array / coded), low, high) * scale
         return float(np.square((array - back).astype(np.float64)).sum())
 
     def share(self, node: Node, tensor: str) -> float:
-        """What a tensor's power is of the sum that a node makes with it and nothing else does; 1 if that is not known.
+        """A tensor's part of the power of the sum that it enters at a node; 1 if that is not known.
 
         Errors of weights come independently of what they multiply, so each adds its square times that of the input.
         """
         index, part = node.inputs.index(tensor) if tensor in node.inputs else -1, 0.0
-        if node.op_type in _SUMS or (node.op_type in _LINEAR and index == 2):
+        if node.op_type in SUMS or (node.op_type in LINEAR and index == 2):
             part = self._mean_square(tensor)
-        elif node.op_type in _LINEAR and index == 1 and tensor in self.params:
+        elif node.op_type in LINEAR and index == 1 and tensor in self.params:
             array = self.params[tensor]
             outputs = array.shape[1 if node.op_type == "Gemm" and not node.attrs.get("transB", 0) else 0]
             part = self._mean_square(tensor) * array.size / outputs * self._mean_square(node.inputs[0])
@@ -443,34 +231,34 @@ def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], 
     measured = Errors(graph, plan, stats, graph.params, keeps_codes=False)
 
     def error(tensor: str) -> float | None:
-        found = plan[tensor]
+        qparams = plan[tensor]
         if tensor in plan.weights:
             array = np.asarray(graph.params[tensor], np.float64)
-            lost, power = np.square(array - found.given_back(array)).sum(), np.square(array).sum()
+            lost, power = np.square(array - qparams.given_back(array)).sum(), np.square(array).sum()
             return float(lost / power) if power else None
         known = stats is not None and "errors" in stats.observers and measured.measured(tensor) is not None
-        return measured(tensor, -int(found.exponent)) if known and _has_position(found) else None
+        return measured(tensor, -int(qparams.exponent)) if known and _has_position(qparams) else None
 
     return error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Cost:
-    """What moving groups of tensors costs."""
+    """The errors that moving groups of tensors adds."""
 
     error: Errors
     groups: Mapping[str, Sequence[str]]
-    links: _Links
+    links: Links
 
     def best(self, group: str, positions: Sequence[int]) -> int:
-        """The position of least error for all of a group, between those that they have; of equals the coarsest."""
+        """The position of least error for all of a group, between those that they have; ties go to the coarser."""
         between = range(min(positions), max(positions) + 1)
         if len(between) == 1:
             return between[0]
         return min(between, key=lambda p: (sum(self.error(m, p) for m in self.groups[group]), p))
 
-    def of_way(self, site: _Site, way: Mapping[str, int], at: _At) -> float:
-        """What a way adds to the errors of all that it moves; to undo another rule's move is no gain."""
+    def of_way(self, site: Site, way: Mapping[str, int], at: At) -> float:
+        """The error that a way adds over all that it moves; undoing another rule's move is no gain."""
         added = sum(
             (self.error(m, after) - self.error(m, before)) * self.error.share(site.node, m)
             for tensor, after in way.items()
@@ -485,12 +273,12 @@ class _Cost:
 # ---------------------------------------------------------------------------------------------
 
 
-def _united(links: _Links, config: QuantConfig, start: Positions) -> tuple[_Links, dict[str, Reason]]:
+def _united(links: Links, config: QuantConfig, start: Positions) -> tuple[Links, dict[str, Reason]]:
     """The links with all that must be alike moving together, and why each tensor and each group does."""
-    at, because = _At(start, dataclasses.replace(links, leader={})), dict[str, Reason]()
-    for rule in (r for r in _ALIGNED if r in config.constraints):
+    at, because = At(start, dataclasses.replace(links, leader={})), dict[str, Reason]()
+    for rule in (r for r in ALIGNED if r in config.constraints):
         for site in at.links.sites:
-            if tensors := _alike(rule, site, at):
+            if tensors := alike(rule, site, at):
                 links = links.unite(tensors)
                 because = {**dict.fromkeys(tensors, (rule, site)), **because}
     return links, {**{links.group(t): reason for t, reason in because.items()}, **because}
@@ -500,7 +288,7 @@ def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> 
     """Sweeps as the vendor's tool makes them, where the shift of a product asks for no further one."""
     for _ in range(_SWEEPS_OF_QUARK):
         again = False
-        for group, (rule, site) in _sweep(config, cost.links, positions, lambda *found: _ways(*found)[0]):
+        for group, (rule, site) in _sweep(config, cost.links, positions, lambda *seen: _ways(*seen)[0]):
             again |= not (rule == "shift_write" and site.node.op_type == "Mul")
             yield group, (rule, site)
         if not again:
@@ -515,12 +303,12 @@ def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions
     """
     times: Counter[str] = Counter()
 
-    def price(site: _Site, way: Mapping[str, int], at: _At) -> float:
+    def price(site: Site, way: Mapping[str, int], at: At) -> float:
         return cost.of_way(site, way, at) + _PRICE * sum(times[cost.links.group(t)] for t in way)
 
     for sweep in itertools.count():
 
-        def choose(rule: Rule, site: _Site, at: _At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
+        def choose(rule: Rule, site: Site, at: At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
             ways = [way for way in _ways(rule, site, at) if not rule(site, at.moved(way))] if patient else []
             return min(ways, key=lambda way: price(site, way, at)) if ways else _homeward(rule, site, at)
 
@@ -532,24 +320,24 @@ def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions
             return
 
 
-def _homeward(rule: Rule, site: _Site, at: _At) -> dict[str, int]:
+def _homeward(rule: Rule, site: Site, at: At) -> dict[str, int]:
     """All positions at a node as many steps nearer to `_HOME` as the rule takes."""
     here = {t: p for t in (*site.inputs, site.output) if t is not None and (p := at(t)) is not None}
     ways = ({t: p + min(max(_HOME - p, -n), n) for t, p in here.items()} for n in itertools.count(1))
     return next(way for way in ways if not rule(site, at.moved(way)))
 
 
-def _ways(rule: Rule, site: _Site, at: _At) -> Ways:
+def _ways(rule: Rule, site: Site, at: At) -> Ways:
     """The ways of a rule, within the positions that there are."""
     return [{t: min(max(p, -_LIMIT), _LIMIT) for t, p in way.items()} for way in rule(site, at)]
 
 
 def _sweep(
-    config: QuantConfig, links: _Links, positions: Positions, choose: Callable[[Rule, _Site, _At], dict[str, int]]
+    config: QuantConfig, links: Links, positions: Positions, choose: Callable[[Rule, Site, At], dict[str, int]]
 ) -> Iterator[tuple[str, Reason]]:
-    """What one pass of every rule over every node moves; positions change under way, as in the vendor's tool."""
-    at = _At(positions, links)
-    for name, rule in ((n, r) for n, r in _RULES.items() if n in config.constraints):
+    """The moves of one pass of every rule over every node; positions change under way, as in the vendor's tool."""
+    at = At(positions, links)
+    for name, rule in ((n, r) for n, r in RULES.items() if n in config.constraints):
         for site in (site for site in links.sites if rule(site, at)):
             for tensor, after in choose(rule, site, at).items():
                 group = links.group(tensor)

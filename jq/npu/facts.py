@@ -1,4 +1,4 @@
-"""What is known of AMD's chips: their constants, their limits, and the operators that the vendor lists for them.
+"""Facts of AMD's chips: their constants, their limits, and the operators that the vendor lists for them.
 
 Sources: the vendor's public reference emulators and amd/ryzen-ai-documentation; nothing here is measured on silicon.
 A chip cannot divide: 1/n is `multiplier / 2**shift`, with a multiplier of seven bits. A *factor* is what the chip

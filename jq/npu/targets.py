@@ -33,7 +33,7 @@ _BITS = {"bias_guard": 8, "add_guard": 16, "slope_shift": 16, "lerp_bits": 15}  
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a chip does where chips differ. A fifth one is `dataclasses.replace(AIE2_X1, name=..., ...)`.
+    """A chip's choices where chips differ. A fifth one is `dataclasses.replace(AIE2_X1, name=..., ...)`.
 
     >>> dataclasses.replace(AIE2_X1, name="floors", rounding="floor").rounding
     'floor'

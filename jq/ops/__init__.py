@@ -11,6 +11,7 @@ from jq.ops import (  # noqa: F401
     norm,
     pools,
     products,
+    qlinear,
     quant,
     recurrent,
     reduce,

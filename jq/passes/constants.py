@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from jq.errors import Error
 from jq.graph import Graph, Node
+from jq.graph.quantizers import quantizes
 from jq.graph.read import SKELETON_BYTES
 from jq.graph.schemas import schema
 from jq.graph.write import node_proto
@@ -51,11 +52,6 @@ def fold_constants(graph: Graph) -> Graph:
             room -= sum(a.nbytes for a in results.values())
             folded[node] = None
     return graph.edit(folded, arrays) if folded else graph
-
-
-def quantizes(node: Node) -> bool:
-    """Whether a node is one of ONNX's or a vendor's quantizers, which make a quantized model what it is."""
-    return "uantize" in node.op_type or node.op_type.endswith("FixNeuron")
 
 
 def _results(node: Node, opset: int, inputs: Mapping[str, np.ndarray], limit: int) -> dict[str, np.ndarray] | None:

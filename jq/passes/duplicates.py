@@ -9,7 +9,8 @@ import numpy as np
 
 from jq.graph import Graph, is_structural
 from jq.graph.edit import bypass, rename
-from jq.passes.constants import RANDOM, quantizes
+from jq.graph.quantizers import quantizes
+from jq.passes.constants import RANDOM
 from jq.util.digest import digest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,17 +115,20 @@ def _activations(
 
 def check_weights(graph: Graph, config: QuantConfig) -> None:
     """Raise a ModelError where an operator that is to be quantized has a weight that cannot be."""
+    for name, node in weights_to_quantize(graph, config):
+        check_weight(name, graph.params[name], node)
+        if not graph.params[name].size:
+            shape = list(graph.params[name].shape)
+            raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
+
+
+def weights_to_quantize(graph: Graph, config: QuantConfig) -> Iterator[tuple[str, Node]]:
+    """Yield weights and biases of the linear operators that are to be quantized, each with its node."""
     chosen = selected(graph, config)
     for node in graph.nodes:
         entry = lookup(node, graph.opset(node.domain))
-        if entry is None or entry.channels is None or node.outputs[0] not in chosen:
-            continue
-        for name in node.inputs[1:]:
-            if name in graph.params:
-                check_weight(name, graph.params[name], node)
-                if not graph.params[name].size:
-                    shape = list(graph.params[name].shape)
-                    raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
+        if entry is not None and entry.channels is not None and node.outputs[0] in chosen:
+            yield from ((name, node) for name in node.inputs[1:] if name in graph.params)
 
 
 def check_weight(name: str, array: Any, node: Node) -> None:

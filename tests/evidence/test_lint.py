@@ -429,9 +429,17 @@ def test_open_clip_is_finite() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_float_types(dtype: str) -> None:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    weights = {k: normal(4, 4, 1, 1).astype(dtype) for k in ("w1", "w2")}
+    weights = {k: normal(4, 4, 1, 1, seed=i).astype(dtype) for i, k in enumerate(("w1", "w2"))}
     nodes = [node("Conv", ["x", "w1"], ["a"]), node("Conv", ["a", "w2"], ["y"])]
-    assert "w1, w2, x" in only(build(nodes, weights, dtype=kind), "float-type").message
+    model = build(nodes, weights, dtype=kind)
+    found = only(model, "float-type")
+    assert "w1, w2, x" in found.message and found.severity == "error"
+    with pytest.raises(ModelError, match=dtype):  # as it says
+        jq.quantize(model, {"x": normal(2, 4, 5, 6).astype(dtype)})
+    config = XINT8.replace(exclude=("Conv",))  # nothing is quantized, and nothing refused
+    assert only(model, "float-type", config).severity == "warning"
+    with pytest.warns(UserWarning, match="nothing is quantized"):
+        jq.quantize(model, {"x": normal(2, 4, 5, 6).astype(dtype)}, config)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import jq
 from jq.arithmetic.numerics import divide
 from jq.graph.read import load
-from jq.ops import quant
+from jq.ops import qlinear, quant
 from jq.readings.tracing import trace
 from tests.conftest import one_node, onnxruntime_outputs
 
@@ -108,7 +108,7 @@ def test_quotient_is_correctly_rounded():
 def test_fused_rounds_once(rng):
     code = rng.integers(-255, 256, 10_000).astype(np.float32)
     ratio, addend = np.exp(rng.normal(size=(2, 10_000))).astype(np.float32)
-    have = jax.jit(quant._fused)(code, ratio, addend * 50)
+    have = jax.jit(qlinear._fused)(code, ratio, addend * 50)
     want = (code.astype(np.float64) * ratio + addend * np.float32(50)).astype(np.float32)
     np.testing.assert_array_equal(have, want)
 

@@ -15,8 +15,8 @@ from jq.exchange.export import quantized_graph
 from jq.graph import Graph, Node
 from jq.graph.domains import QUARK
 from jq.graph.edit import fresh
+from jq.graph.quantizers import quantizes
 from jq.graph.unused import remove_unused
-from jq.passes.constants import quantizes
 from jq.plan.planning import make_plan
 
 _PRESETS = {FLOAT16: "FP16", BFLOAT16: "BF16"}

@@ -14,9 +14,9 @@ from jq.arithmetic.formats import BFLOAT16, FLOAT16, Float
 from jq.errors import ConfigError, ModelError, UnsupportedOp, suggest
 from jq.graph import Graph, Node, Value
 from jq.graph.edit import bypass, fresh, reading, rename
+from jq.graph.quantizers import quantizes
 from jq.graph.schemas import schema
 from jq.graph.unused import remove_unused
-from jq.passes.constants import quantizes
 from jq.passes.opset import with_opset
 
 FLOAT32 = np.dtype(np.float32)

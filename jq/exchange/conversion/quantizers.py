@@ -11,8 +11,8 @@ from jq.exchange.quantized import split_quantizers
 from jq.graph import Graph, Node
 from jq.graph.domains import MICROSOFT
 from jq.graph.edit import fresh
+from jq.graph.quantizers import quantizes
 from jq.graph.unused import remove_unused
-from jq.passes.constants import quantizes
 
 _DOMAINS = ("", MICROSOFT)
 _SHIFT = 128

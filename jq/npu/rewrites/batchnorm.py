@@ -21,11 +21,11 @@ def batchnorm_to_conv(graph: Graph, applies: Applies = everywhere) -> Graph:
     nodes: dict[Node, Sequence[Node]] = {}
     arrays: dict[str, np.ndarray] = {}
     for node in candidates(graph, applies, "BatchNormalization"):
-        found = scale_and_shift(graph, node)
-        if found is None or static_shape(graph, node.inputs[0], 4) is None:
+        normalization = scale_and_shift(graph, node)
+        if normalization is None or static_shape(graph, node.inputs[0], 4) is None:
             continue
         dtype = graph.values[node.inputs[0]].dtype  # since opset 15 the statistics may have another
-        scale, centre, shift = found
+        scale, centre, shift = normalization
         with np.errstate(all="ignore"):
             weight, bias = scale.astype(dtype), (shift - centre * scale).astype(dtype)
         if not np.isfinite(weight).all() or not np.isfinite(bias).all():

@@ -1,4 +1,4 @@
-"""What the rewrites have in common: which nodes they touch, and how one node becomes several."""
+"""Shared by the rewrites: which nodes they touch, and how one node becomes several."""
 
 from __future__ import annotations
 

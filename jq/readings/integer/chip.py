@@ -16,13 +16,14 @@ from jq.arithmetic import layout
 from jq.arithmetic.formats import INTEGERS
 from jq.errors import ModelError, UnsupportedOp
 from jq.graph import Graph, Node
+from jq.graph.quantizers import is_pair, rounds
 from jq.graph.read import load as load_graph
 from jq.graph.unused import remove_unused
 from jq.npu.targets import ORT, Target, target_of
 from jq.ops.table import lookup
 from jq.readings.batches import chunked
 from jq.readings.integer.explain import Explained, Log, explain
-from jq.readings.integer.recognition import QUANTIZERS, recognize, rounds
+from jq.readings.integer.recognition import recognize
 from jq.readings.integer.walk import Reading, centred, codes
 from jq.readings.packing import read_order
 from jq.readings.tracing import trace, unsupported
@@ -53,7 +54,7 @@ def load(
     if missing := unsupported(whole):
         raise UnsupportedOp("; ".join(missing))
     program = remove_unused(recognize(whole, found))
-    if not any(n.op_type in QUANTIZERS or rounds(n) for n in program.nodes):
+    if not any(is_pair(n) or rounds(n) for n in program.nodes):
         raise ModelError(
             "the model is not quantized to integers: it has no QuantizeLinear and no integer operator; quantize it first, "
             "or run it with jq.trace"
@@ -113,8 +114,8 @@ class Chip:
     def params(self) -> dict[str, Any]:
         """The weights on the device: integers as a signed type, those of convolutions in the order that XLA reads."""
         graph = self.reading.graph
-        grids = {i for n in graph.nodes if n.op_type in QUANTIZERS for i in n.inputs[1:]}
-        read = {i for n in graph.nodes for i in n.inputs[: 1 if n.op_type in QUANTIZERS else None]}
+        grids = {i for n in graph.nodes if is_pair(n) for i in n.inputs[1:]}
+        read = {i for n in graph.nodes for i in n.inputs[: 1 if is_pair(n) else None]}
         names = [n for n in graph.params if n in read | graph.output_names or n not in grids]
         return {name: self._placed(name, graph.params[name]) for name in names}
 

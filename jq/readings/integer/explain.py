@@ -20,10 +20,10 @@ import numpy as np
 
 from jq.arithmetic import layout
 from jq.graph import Graph, Node
+from jq.graph.quantizers import is_pair, rounds
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32, position
 from jq.ops.integer.rounding import cut, rescaled, ties, unchanged
-from jq.readings.integer.recognition import rounds
 from jq.readings.integer.walk import Reading, codes
 from jq.util import files
 
@@ -350,11 +350,9 @@ def _operators(graph: Graph) -> dict[str, str]:
     found: dict[str, str] = {}
     chains: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op_type == "QuantizeLinear":
-            found[node.outputs[0]] = chains.get(node.inputs[0], "")
-        elif rounds(node):
-            found[node.outputs[0]] = node.op_type
-        elif node.op_type != "DequantizeLinear":
+        if rounds(node):
+            found[node.outputs[0]] = chains.get(node.inputs[0], "") if is_pair(node) else node.op_type
+        elif not is_pair(node):
             before = next((chains[i] for i in node.inputs if chains.get(i)), "")
             chains |= dict.fromkeys(node.outputs, f"{before}+{node.op_type}" if before else node.op_type)
     return found

@@ -13,8 +13,9 @@ import numpy as np
 from jq.arithmetic.formats import INTEGERS
 from jq.errors import ModelError
 from jq.graph import Graph, Node
-from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
+from jq.graph.domains import MICROSOFT
 from jq.graph.edit import fresh
+from jq.graph.quantizers import is_dequantize, is_fix_neuron, is_pair, is_quantize
 from jq.npu.rewrites.edits import substitute
 from jq.npu.rewrites.factors import without_factors
 from jq.npu.targets import Target
@@ -35,10 +36,7 @@ _ONE_OPERAND = {
 _TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
 # Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
 _PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})
-QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # the two that a recognized graph has
 _NEWEST = 1 << 10  # opset: the newest rule
-_QUANTIZERS = {"VitisQuantizeLinear": VITIS, "ExtendedQuantizeLinear": QUARK, "QuantizeLinear": MICROSOFT}
-_DEQUANTIZERS = {"VitisDequantizeLinear": VITIS, "ExtendedDequantizeLinear": QUARK, "DequantizeLinear": MICROSOFT}
 
 
 def recognize(graph: Graph, target: Target) -> Graph:
@@ -63,12 +61,12 @@ def _quantizers(graph: Graph) -> Graph:
     nodes: dict[Node, Sequence[Node]] = {}
     arrays: dict[str, np.ndarray] = {}
     for node in graph.nodes:
-        if node.domain == CONTRIB and node.op_type == "FixNeuron":
+        if is_fix_neuron(node):
             nodes[node] = _fix_neuron(node, taken, arrays)
-        elif node.domain and node.domain in (_QUANTIZERS.get(node.op_type), _DEQUANTIZERS.get(node.op_type)):
+        elif node.domain and (is_quantize(node) or is_dequantize(node)):
             zero_point = graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 else None
             if zero_point is not None and str(zero_point.dtype) in INTEGERS:
-                op_type = "QuantizeLinear" if node.op_type in _QUANTIZERS else "DequantizeLinear"
+                op_type = "QuantizeLinear" if is_quantize(node) else "DequantizeLinear"
                 nodes[node] = (node.replace(op_type=op_type, domain=""),)
     return substitute(graph, nodes, arrays)
 
@@ -102,7 +100,7 @@ def _constants(graph: Graph) -> Graph:
 def _check(graph: Graph, node: Node) -> None:
     """Raise a ModelError for a quantizer that has no meaning."""
     read = _read(node)
-    if node.op_type in QUANTIZERS:
+    if is_pair(node):
         triples = [(*node.inputs, "", "")[:3]]
     elif read is not None:
         triples = [*read[1], read[2]]
@@ -138,7 +136,7 @@ def _has_axis(node: Node, array: np.ndarray) -> bool:
 def _refuse_scales(graph: Graph) -> None:
     """Raise a ModelError for the first scale that is no power of two."""
     for node in graph.nodes:
-        if node.op_type not in QUANTIZERS:
+        if not is_pair(node):
             continue
         scale = graph.arrays.get(node.inputs[1])
         if scale is None:
@@ -200,11 +198,6 @@ def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
     if node.op_type == "QLinearConcat":
         return "Concat", [triple(i) for i in range(2, len(node.inputs), 3)], ("", names[0], names[1]), []
     return None
-
-
-def rounds(node: Node) -> bool:
-    """Whether a node makes integers: a quantizer, or an integer operator of onnxruntime's."""
-    return node.op_type in ("QuantizeLinear", "QGemm") or node.op_type.startswith("QLinear")
 
 
 def rounded_grid(graph: Graph, node: Node) -> Grid | None:

@@ -18,11 +18,12 @@ from jq.arithmetic import layout
 from jq.arithmetic.formats import INTEGERS
 from jq.errors import Error, ModelError
 from jq.graph import Graph, Node
+from jq.graph.quantizers import is_pair, rounds
 from jq.graph.schemas import defaults
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import Fixed, Grid, Table, exact, wrapped
 from jq.ops.table import IntegerContext, Op, demanded, lookup
-from jq.readings.integer.recognition import QUANTIZERS, rounded_grid, rounds
+from jq.readings.integer.recognition import rounded_grid
 from jq.readings.tracing import Reader, evaluate
 
 Scope = dict[str, Any]
@@ -90,7 +91,7 @@ class Reading:
         entry = lookup(node, opset)
         values = [scope.get(name) if name else None for name in node.inputs]
         integers = [v for v in values if isinstance(v, (Fixed, Table))]
-        if entry is not None and (integers or node.op_type in QUANTIZERS):
+        if entry is not None and (integers or is_pair(node)):
             try:
                 result = self._integers(entry, node, opset, values, reader)
             except Error as error:
@@ -145,7 +146,7 @@ class Reading:
             return rule.rule(*arguments, **keywords)
         result = _in_order(rule, arguments, keywords)
         waiting = [v for v in operands if isinstance(v, Fixed) and v.waits]
-        if result is not NotImplemented or not waiting or node.op_type in QUANTIZERS:
+        if result is not NotImplemented or not waiting or is_pair(node):
             return result
         done = {id(v): v.cut_now() for v in waiting}
         if None in done.values():
@@ -170,7 +171,7 @@ class Reading:
                 integers = isinstance(value, Fixed) and not value.coded
                 # A weight's channels lie where ONNX has them, which only products know.
                 weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
-                if node.op_type not in QUANTIZERS and value is not None and not integers:
+                if not is_pair(node) and value is not None and not integers:
                     return None
                 if weight and rule.channels is None:
                     return None
