@@ -48,7 +48,7 @@ LAYERWISE_PERCENTS = (99.99, 99.999, 99.99999)
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
-STAGES = ("bias", "adaround", "adaquant", "block", "network")  # of finetuning
+STAGES = ("bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network")  # of finetuning
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
 DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")
@@ -130,9 +130,9 @@ class QuantConfig:
     strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
     finetune: str | None = field(
         None,
-        "stages of finetuning. Layer by layer: bias (biases alone), adaround, adaquant (weights and biases); block by "
-        "block: block (weights, biases and exponents of activations); all at once: network; a rounding of your own: "
-        f"{OWN}name (see `jq.finetune`)",
+        "stages of finetuning. Layer by layer: bias, biases alone; adaround, AdaRound, then coordinate descent, of which "
+        "adaround_only and descent are each one; adaquant, weights to any code; own:name, a rounding of your own (see "
+        "`jq.finetune`). Block by block: block, weights, biases and exponents of activations. All at once: network",
         among=STAGES,
         valid=_is_stages,
         needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
@@ -220,6 +220,11 @@ class QuantConfig:
         """Whether scales of activations, of some nodes at least, come from calibration data."""
         formats = [self.activation, *(dict(options).get("activation") for _, options in self.overrides)]
         return any(isinstance(f, Integer) for f in formats) and not (self.weights_only or self.dynamic)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of finetuning, in order."""
+        return tuple(self.finetune.split("+")) if self.finetune else ()
 
     @property
     def corrects_bias(self) -> bool:

@@ -33,7 +33,8 @@ from jq.plan import Plan
 from jq.plan.planning import check_weights, plan_and_moves
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
-from jq.recovery.finetuning import finetune
+from jq.recovery.finetuning import check_roundings, finetune
+from jq.recovery.rounding import Rounding
 from jq.util import files
 from jq.util.progress import log
 from jq.version import __version__
@@ -41,12 +42,12 @@ from jq.version import __version__
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """What `quantize` gives: the model, and what it was made from."""
+    """The quantized model, and all that it was made from."""
 
     model: ModelProto
     plan: Plan
     report: Report
-    graph: Graph  # prepared and equalized: what the plan is of
+    graph: Graph  # prepared, equalized and tuned: the plan is for it
     stats: Stats | None
 
     def _repr_html_(self) -> str:
@@ -65,10 +66,11 @@ def quantize(
     time_budget: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     spill: str | os.PathLike[str] | None = None,
+    roundings: Mapping[str, Rounding] | None = None,
 ) -> Result:
     """Return a float ONNX model quantized by a preset or config, calibrated on `data`; write it to `output`.
 
-    `data` is what `jq.calibrate` takes; None is random data, with a warning. The last three are of `jq.finetune`.
+    `data` is what `jq.calibrate` takes; None is random data, with a warning. The last four are those of `jq.finetune`.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -80,15 +82,16 @@ def quantize(
     check_format(format)
     check_opset(opset)
     files.check_writable(output, model)
+    check_roundings(config, roundings or {})
     original = model if isinstance(model, Graph) else load(model)
-    found = calibrated(original, data, config, mesh)
+    ready = calibrated(original, data, config, mesh)
     if not config.finetune:
-        found = corrected(found, config)
-    graph, stats, plan, moves = found.graph, found.stats, found.plan, found.moves
+        ready = corrected(ready, config)
+    graph, stats, plan, moves = ready.graph, ready.stats, ready.plan, ready.moves
     params = graph.params
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
-        params, plan = finetune(graph, plan, found.data, config, **limits)
+        params, plan = finetune(graph, plan, ready.data, config, roundings=roundings, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(moves))
@@ -97,13 +100,13 @@ def quantize(
     log.info("exported as %s", format)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{_name(model, original)} in {_preset_name(config)}"
-    report = report_of(title, graph, plan, stats, facts, moves, lint(original, config))
+    report = report_of(title, graph, plan, stats, facts, moves, lint(original, config), shipped=params)
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A model as far as it goes without biases corrected or finetuning."""
+    """A prepared, equalized and calibrated model with its plan; biases are not corrected, nothing is tuned."""
 
     graph: Graph  # prepared and equalized
     stats: Stats | None
@@ -126,13 +129,13 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
     return Calibrated(graph, stats, *plan_and_moves(graph, stats, config), data)
 
 
-def corrected(found: Calibrated, config: QuantConfig) -> Calibrated:
-    """Return the same with biases corrected, and the plan that they then have, if the config says so."""
-    if found.stats is None or not config.corrects_bias:
-        return found
-    graph = correct_biases(found.graph, found.plan, found.stats)
+def corrected(ready: Calibrated, config: QuantConfig) -> Calibrated:
+    """Return the same with biases corrected and planned anew, if the config says so."""
+    if ready.stats is None or not config.corrects_bias:
+        return ready
+    graph = correct_biases(ready.graph, ready.plan, ready.stats)
     log.info("biases corrected")
-    return Calibrated(graph, found.stats, *plan_and_moves(graph, found.stats, config), found.data)
+    return Calibrated(graph, ready.stats, *plan_and_moves(graph, ready.stats, config), ready.data)
 
 
 def refuse_quantized(graph: Graph) -> None:

@@ -135,8 +135,17 @@ def report_of(
     facts: Mapping[str, str],
     moves: Sequence[Move] = (),
     findings: Sequence[Finding] = (),
+    *,
+    shipped: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Return the report of a plan: what each tensor lost, as far as calibration measured it."""
+    """Return the report of a plan: the loss of each tensor, as far as calibration measured it.
+
+    `shipped` are the weights that are exported, where finetuning changed the graph's own: rows describe them, and count
+    as lost how far their codes are from the graph's.
+    """
+    own = {k: a for k, a in (shipped or {}).items() if k in plan.weights}
+    tuned = {k: a for k, a in own.items() if not np.array_equal(a, graph.params[k], equal_nan=True)}
+    final = graph.with_arrays({**graph.arrays, **tuned})
     error = errors_of(graph, plan, stats)
     by_tensor: dict[str, list[str]] = {}
     for move in moves:
@@ -145,10 +154,15 @@ def report_of(
     depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     axes = channel_axes(graph)
     sqnr = {name: None if (lost := error(name)) is None else decibels(1, lost) for name in plan}
+    for name, array in tuned.items():
+        before = graph.params[name].astype(np.float64)
+        lost = plan[name].given_back(array) - before
+        sqnr[name] = decibels(float(np.square(before).sum()), float(np.square(lost).sum())) if before.any() else None
     rows = [
-        _row(name, graph, plan, stats, sqnr[name], tuple(by_tensor.get(name, ())), depths.get(name), axes)
+        _row(name, final, plan, stats, sqnr[name], tuple(by_tensor.get(name, ())), depths.get(name), axes)
         for name in plan
     ]
+    rows = [dataclasses.replace(row, reason="changed") if row.tensor in tuned else row for row in rows]
     return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
 
 
@@ -198,38 +212,40 @@ def _row(
     )
 
 
-def described(found: QParams | None) -> dict[str, Any]:
+def described(qparams: QParams | None) -> dict[str, Any]:
     """The fields of a row that tell how a tensor is quantized."""
-    if found is None:
+    if qparams is None:
         return {"format": "float", "scale": None, "exponent": None, "zero_point": None}
-    integers = isinstance(found.grid, Integer) and not found.dynamic
+    integers = isinstance(qparams.grid, Integer) and not qparams.dynamic
     return {
-        "format": str(found.grid),
-        "scale": float(np.max(found.scale)) if integers else None,
-        "exponent": int(found.exponent) if integers and found.is_power_of_two else None,
-        "zero_point": int(np.max(found.zero_point)) if integers else None,
-        "bounds": ends_of(found),
+        "format": str(qparams.grid),
+        "scale": float(np.max(qparams.scale)) if integers else None,
+        "exponent": int(qparams.exponent) if integers and qparams.is_power_of_two else None,
+        "zero_point": int(np.max(qparams.zero_point)) if integers else None,
+        "bounds": ends_of(qparams),
     }
 
 
-def ends_of(found: QParams) -> tuple[float, float] | None:
+def ends_of(qparams: QParams) -> tuple[float, float] | None:
     """The least and the largest value that codes stand for, if they are one grid's.
 
     >>> from jq.arithmetic.formats import INT8
     >>> ends_of(QParams(np.float32(0.5), np.int32(0), INT8))
     (-64.0, 63.5)
     """
-    if not isinstance(found.grid, Integer) or found.dynamic or np.ndim(found.scale):
+    if not isinstance(qparams.grid, Integer) or qparams.dynamic or np.ndim(qparams.scale):
         return None
-    low, high = ((end - int(found.zero_point)) * float(found.scale) for end in (found.grid.qmin, found.grid.qmax))
+    low, high = (
+        (end - int(qparams.zero_point)) * float(qparams.scale) for end in (qparams.grid.qmin, qparams.grid.qmax)
+    )
     return low, high
 
 
 def distribution(array: np.ndarray) -> Distribution | None:
     """The histogram of an array; None where there are no finite values.
 
-    >>> found = distribution(np.float32([0, 1, 1]))
-    >>> found.low, found.high, found.counts[0], found.counts[-1]
+    >>> histogram = distribution(np.float32([0, 1, 1]))
+    >>> histogram.low, histogram.high, histogram.counts[0], histogram.counts[-1]
     (0.0, 1.0, 1, 2)
     """
     values = array.astype(np.float64).reshape(-1)

@@ -16,6 +16,7 @@ import optax
 
 from jq.plan import QParams
 from jq.recovery.quadratic_form import Form
+from jq.recovery.rounding import along_columns, nearest
 
 Array = Any
 
@@ -23,18 +24,18 @@ Array = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaQuant:
-    """How weights are learned from the quadratic form of a layer's error. A pytree of numbers, as AdaRound is."""
+    """Weights learned from the quadratic form of a layer's error. A pytree of numbers, as AdaRound is."""
 
     steps: int = 75
     learning_rate: float = 0.02  # codes per step, at first
 
-    def __call__(self, columns: Array, found: QParams, form: Form) -> Array:
-        """The weights (groups, K, outputs) of least error that were seen, rounded."""
-        scale = along_columns(found, columns)
+    def __call__(self, columns: Array, qparams: QParams, form: Form) -> Array:
+        """The weights (groups, K, outputs) of least error among all steps, rounded."""
+        scale = along_columns(qparams, columns)
         adam = optax.scale_by_adam()
 
         def rounded(w: Array) -> Array:
-            return fake_quant_columns(found, w)
+            return nearest(w, qparams)
 
         def step(i: Array, carry: Any) -> Any:
             w, state, best, least = carry
@@ -51,17 +52,5 @@ class AdaQuant:
 
 
 def falling(rate: Array, step: Array, steps: Array) -> Array:
-    """A learning rate that falls to zero on half a cosine; optax's wants to know the steps while it compiles."""
+    """A learning rate that falls to zero on half a cosine; optax's needs the number of steps at compilation."""
     return rate * 0.5 * (1 + jnp.cos(jnp.pi * step / steps))
-
-
-def fake_quant_columns(found: QParams, columns: Array) -> Array:
-    """Columns rounded to the nearest codes, which are symmetric."""
-    scale = along_columns(found, columns)
-    return dataclasses.replace(found, scale=scale, zero_point=jnp.int32(0), axis=None).fake_quant(columns)
-
-
-def along_columns(found: QParams, columns: Array) -> Array:
-    """A weight's scale, one or one per output channel, so that it broadcasts against columns."""
-    scale = jnp.asarray(found.scale)
-    return scale if found.axis is None else scale.reshape(columns.shape[0], 1, columns.shape[2])

@@ -16,20 +16,21 @@ import optax
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import divide
 from jq.plan import QParams
-from jq.recovery.adaquant import along_columns, fake_quant_columns, falling
+from jq.recovery.adaquant import falling
 from jq.recovery.quadratic_form import Form
+from jq.recovery.rounding import along_columns, integer_grid, nearest
 
 Array = Any
-ZETA, GAMMA = 1.1, -0.1  # how far the sigmoid is stretched, so that it reaches 0 and 1
+ZETA, GAMMA = 1.1, -0.1  # the ends of the stretched sigmoid, which is clipped to [0, 1]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaRound:
-    """How rounding is learned from the quadratic form of a layer's error, relative to that of nearest rounding.
+    """Learned rounding, from the quadratic form of a layer's error relative to that of nearest rounding.
 
-    As the error counts relatively, the regularizer's weight means the same for all layers. A pytree of numbers: what
-    is compiled for one serves all.
+    With a relative error, the regularizer's weight means the same for all layers. A pytree of numbers: one compiled
+    program serves all values.
     """
 
     steps: int = 40
@@ -38,11 +39,10 @@ class AdaRound:
     warm: float = 0.2  # share of the steps without it
     beta: tuple[float, float] = (20.0, 2.0)
 
-    def __call__(self, columns: Array, found: QParams, form: Form) -> Array:
-        """The weights (groups, K, outputs), rounded."""
-        grid, scale = found.grid, along_columns(found, columns)
-        assert isinstance(grid, Integer)
-        plain = fake_quant_columns(found, columns)
+    def __call__(self, columns: Array, qparams: QParams, form: Form) -> Array:
+        """The weights (groups, K, outputs), rounded up or down."""
+        grid, scale = integer_grid(qparams), along_columns(qparams, columns)
+        plain = nearest(columns, qparams)
         least = jnp.maximum(form(plain - columns), jnp.finfo(jnp.float32).tiny)
         adam = optax.scale_by_adam()
 
@@ -58,40 +58,7 @@ class AdaRound:
 
         v = initial(columns, scale)
         v, _ = jax.lax.fori_loop(0, self.steps, step, (v, adam.init(v)))
-        return polished(columns, hard(columns, v, scale, grid), scale, grid, form)
-
-
-def polished(columns: Array, rounded: Array, scale: Array, grid: Integer, form: Form) -> Array:
-    """Turn roundings over, in each column the one that makes the error least, until none does.
-
-    With the gradient g = 2 (A D - R), a weight that moves by t changes the error by t g + t^2 A_kk: all are known at
-    once, so that this takes less than the learning did and ends lower than ten times as many of its steps.
-    """
-    diagonal = jnp.diagonal(form.a, axis1=1, axis2=2)[:, None]  # all is (groups, outputs, K) here
-
-    def turned(d: Array) -> Array:
-        """How far each weight would move to its other neighbour."""
-        to = jnp.where(d > 0, -1.0, 1.0) * step
-        codes = jnp.round((w + d + to) / step)
-        return jnp.where((codes >= grid.qmin) & (codes <= grid.qmax), to, 0)
-
-    def once(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        d, gradient, i, _ = carry
-        to = turned(d)
-        change = to * gradient + to**2 * diagonal
-        best = jnp.argmin(change, axis=-1)
-        gain = jnp.take_along_axis(change, best[..., None], -1)
-        move = jnp.where(gain < 0, jnp.take_along_axis(to, best[..., None], -1), 0)
-        d = d + move * (jnp.arange(d.shape[-1]) == best[..., None])
-        gradient = gradient + 2 * move * jax.vmap(lambda a, k: a[k])(form.a, best)
-        return d, gradient, i + 1, jnp.any(gain < 0)
-
-    w = jnp.swapaxes(columns, 1, 2)
-    step = jnp.broadcast_to(jnp.swapaxes(jnp.broadcast_to(scale, columns.shape), 1, 2), w.shape)
-    start = jnp.swapaxes(rounded - columns, 1, 2), jnp.swapaxes(form.gradient(rounded - columns), 1, 2), 0, True
-    most = 2 * columns.shape[1]
-    d, *_ = jax.lax.while_loop(lambda carry: carry[3] & (carry[2] < most), once, start)
-    return jnp.round((columns + jnp.swapaxes(d, 1, 2)) / scale) * scale
+        return hard(columns, v, scale, grid)
 
 
 def annealed(t: Array, start: float, end: float) -> Array:

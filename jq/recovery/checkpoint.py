@@ -35,13 +35,13 @@ class Progress:
     @classmethod
     def open(
         cls, path: str | os.PathLike[str] | None, graph: Graph, plan: Plan, params: Mapping[str, Any], data: Any,
-        config: QuantConfig, rounding: Any = None,
+        config: QuantConfig, roundings: Any = None,
     ) -> Progress:  # fmt: skip
-        """What an earlier run of the same left, if there is any; `rounding` is the user's own."""
+        """The progress that an earlier run of the same left, if any; `roundings` are the user's own."""
         if path is None:
             return cls(plan)
         source = fingerprint(open_source(data, graph.inputs, seed=config.seed))
-        made = cls(plan, Path(path), digest(config.to_dict(), graph, params, plan, source, rounding))
+        made = cls(plan, Path(path), digest(config.to_dict(), graph, params, plan, source, roundings or {}))
         if not made.path.exists():  # type: ignore[union-attr]
             return made
         try:

@@ -1,9 +1,9 @@
-"""Accuracy recovery: weights, biases and scales tuned on calibration data, so that the quantized network does what the
-float one does.
+"""Accuracy recovery: weights, biases and scales tuned on calibration data, so that the quantized network computes what
+the float one does.
 
-`walk` goes through a network unit by unit (`units`) with what both networks make of the data (`streams`). At each,
-a method tunes it: `layers` by the quadratic form of a layer's error (`gram`), with `adaround` or `adaquant`;
-`reconstruct` by gradient, for blocks and for the whole network.
+`walk` goes through a network unit by unit (`parts`) with the tensors of both networks (`streams`). Each is tuned by a
+method: `layers` rounds by the quadratic form of a layer's error, with any `rounding` (`adaround`, `descent`,
+`adaquant`); `reconstruction` tunes blocks and the whole network by gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from jq.arithmetic.formats import INT32
-from jq.config import QuantConfig, resolve
+from jq.config import OWN, QuantConfig, resolve
 from jq.data.sources import batches, open_source, readable_again
 from jq.errors import ConfigError, DataError
 from jq.graph import Graph
@@ -29,9 +29,11 @@ from jq.plan.planning import with_product_scales
 from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Change, Progress
-from jq.recovery.layers import Rounding, can_round, nearest, tune_layer
+from jq.recovery.descent import CoordinateDescent
+from jq.recovery.layers import can_round, tune_layer
 from jq.recovery.parts import Kind, Unit, bias_of, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
+from jq.recovery.rounding import Rounding, Then, nearest
 from jq.recovery.streams import CHUNK_BYTES, Store
 from jq.recovery.walk import Record, Site, Tune, rehearsed, walk
 from jq.util.progress import unit_bar
@@ -47,15 +49,15 @@ def finetune(
     time_budget: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     spill: str | os.PathLike[str] | None = None,
-    rounding: Rounding | None = None,
+    roundings: Mapping[str, Rounding] | None = None,
 ) -> tuple[dict[str, Any], Plan]:
-    """Return params and a plan with which the graph, quantized, is nearer to what it computes in floats.
+    """Return params and a plan with which the quantized graph is nearer to the float one.
 
-    `config.finetune` names the stages. Tuning starts from `params`, by default the graph's own, which are the float
-    network's in any case. After `time_budget` seconds what is left stays as it is. With `checkpoint`, a run that was
-    stopped goes on from that file when it is started again, and ends with the same bytes. Activations are kept in
-    memory, or in files in the folder `spill`. A `rounding` of your own does what AdaRound or AdaQuant would
-    (docs/guides/your_own.md).
+    `config.finetune` names the stages. Tuning starts from `params`, by default the graph's own; targets are always the
+    outputs of the graph's own, the float network. After `time_budget` seconds the rest stays as it is. With
+    `checkpoint`, an interrupted run resumes from that file when it is started again, and ends with the same bytes.
+    Activations are kept in memory, or in files in the folder `spill`. `roundings` are your own, by name: the stage
+    `own:name` rounds layers with them (docs/guides/your_own.md).
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -66,7 +68,8 @@ def finetune(
     True
     """
     config, start = resolve(config), time.perf_counter()
-    check_tunable(config, plan)
+    roundings = dict(roundings or {})
+    check_tunable(config, plan, roundings)
     data = readable_again(data, graph.inputs, config.seed)
     params = dict(graph.params) | dict(params or {})
     with contextlib.ExitStack() as stack:
@@ -74,10 +77,9 @@ def finetune(
         if spill is not None:
             os.makedirs(spill, exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=spill)))
-        saved = Progress.open(checkpoint, graph, plan, params, data, config, rounding)
+        saved = Progress.open(checkpoint, graph, plan, params, data, config, roundings)
         store = store_of(graph, plan, data, config, folder)
-        stages = str(config.finetune).split("+")
-        parts = [units(graph, plan, KINDS[stage]) for stage in stages]
+        parts = [units(graph, plan, kind_of(stage)) for stage in config.stages]
         total = sum(bool(u.layers) for group in parts for u in group)
         report = stack.enter_context(unit_bar("finetune", total))
         for number, group in enumerate(parts):
@@ -91,24 +93,35 @@ def finetune(
 
             if time_budget is not None and time.perf_counter() - start >= time_budget:
                 break
-            given = (graph, params, plan, group, store, config, number, rounding)
+            given = (graph, params, plan, group, store, config, number, roundings)
             params, plan = tune_stage(*given, skip=saved.done(number), done=done)
     if time_budget is None or time.perf_counter() - start < time_budget:  # else more can be tuned from it
         saved.forget()
     return params, rescaled(graph, plan)
 
 
-def check_tunable(config: QuantConfig, plan: Plan) -> None:
-    """Raise a ConfigError where there is no stage, or nothing that could be tuned."""
+def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Rounding] | None = None) -> None:
+    """Raise a ConfigError where there is no stage, a stage has no rounding, or nothing could be tuned."""
     if not config.finetune:
         raise ConfigError(
-            "config.finetune names no stage; take a preset such as XINT8_ADAROUND, or replace(finetune=...)"
+            "finetuning needs a stage; got finetune=None; take a preset such as XINT8_ADAROUND, or replace(finetune=...)"
         )
     if config.strict_quark:
-        raise ConfigError("strict_quark has no finetuning: Quark's is not repeated bit by bit; take strict_quark=False")
-    if any(q.dynamic for q in plan.activations.values()):
         raise ConfigError(
-            "activations with dynamic scales are not fixed before the model runs: there is nothing to tune"
+            "finetuning needs strict_quark=False; got True: Quark's finetuning is not repeated bit by bit"
+        )
+    if any(q.dynamic for q in plan.activations.values()):
+        raise ConfigError("finetuning needs scales of activations that are fixed; got dynamic ones; take dynamic=False")
+    check_roundings(config, roundings or {})
+
+
+def check_roundings(config: QuantConfig, roundings: Mapping[str, Rounding]) -> None:
+    """Raise a ConfigError where a stage has no rounding, or a rounding no stage."""
+    named = {s.removeprefix(OWN) for s in config.stages if s.startswith(OWN)}
+    if named != roundings.keys():
+        raise ConfigError(
+            f"finetune={config.finetune!r} needs roundings for {sorted(named) or 'no stage'}; got "
+            f"{sorted(roundings) or 'none'}; a rounding x is a function in roundings={{'x': ...}} and the stage '{OWN}x'"
         )
 
 
@@ -120,40 +133,58 @@ def tune_stage(
     store: Store,
     config: QuantConfig,
     number: int,
-    rounding: Rounding | None = None,
+    roundings: Mapping[str, Rounding] | None = None,
     *,
     skip: Mapping[int, Change] | None = None,
     done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
 ) -> tuple[dict[str, Any], Plan]:
-    """Return params and plan after one of the config's stages, by its number, in which the units of a group are tuned."""
-    stage = str(config.finetune).split("+")[number]
-    tune = _method(stage, graph, plan, config, group, store, number, rounding)
+    """Return params and plan after one of the config's stages, by its number, on the units of a group."""
+    tune = _method(graph, plan, config, group, store, number, roundings or {})
     given, skip = (graph, params, plan, group, store, tune), skip or {}
     with rehearsed(*given, skip=skip) as passed:
 
-        def counted(*found: Any) -> bool:
+        def counted(*record: Any) -> bool:
             passed()
-            return done(*found)
+            return done(*record)
 
         return walk(*given, skip=skip, done=counted)
 
 
+def kind_of(stage: str) -> Kind:
+    """The units that a stage tunes."""
+    return "block" if stage == "block" else "network" if stage == "network" else "layer"
+
+
 def draws(stage: str, group: list[Unit], plan: Plan) -> bool:
-    """Whether what a stage makes of a group's units hangs on the seed: only gradients are of samples."""
+    """Whether a stage's result on a group depends on the seed: only gradients use random samples."""
     linear = all(can_round(unit, unit.plan(plan)) for unit in group if unit.layers)
-    return KINDS[stage] != "layer" or (stage == "adaquant" and not linear)
+    return kind_of(stage) != "layer" or (stage == "adaquant" and not linear)
 
 
-KINDS: dict[str, Kind] = {
-    "bias": "layer", "adaround": "layer", "adaquant": "layer", "block": "block", "network": "network"
-}  # fmt: skip
+def rounding_of(stage: str, config: QuantConfig, roundings: Mapping[str, Rounding]) -> Rounding:
+    """The rounding of a stage that tunes layers."""
+    given = {"steps": config.finetune_steps, "learning_rate": config.finetune_rate}
+    numbers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    match stage:
+        case "bias":
+            return nearest
+        case "adaround":
+            return Then(AdaRound(**numbers), CoordinateDescent())
+        case "adaround_only":
+            return AdaRound(**numbers)
+        case "descent":
+            return CoordinateDescent()
+        case "adaquant":
+            return AdaQuant(**numbers)
+    return roundings[stage.removeprefix(OWN)]
 
 
 def _method(
-    stage: str, graph: Graph, plan: Plan, config: QuantConfig, parts: list[Unit], store: Store, number: int,
-    rounding: Rounding | None,
+    graph: Graph, plan: Plan, config: QuantConfig, parts: list[Unit], store: Store, number: int,
+    roundings: Mapping[str, Rounding],
 ) -> Tune:  # fmt: skip
     """How each unit is tuned in a stage."""
+    stage = config.stages[number]
     key = jax.random.fold_in(jax.random.key(config.seed), number)
     steps, rate = config.finetune_steps, config.finetune_rate
     given: dict[str, Any] = {k: v for k, v in {"steps": steps, "weights": rate}.items() if v is not None}
@@ -161,7 +192,7 @@ def _method(
     how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **given)
     free: list[tuple[str, ...]] = []
     counts: dict[str, Any] = {}
-    if stage in ("block", "network"):
+    if kind_of(stage) != "layer":
         free = _free(graph, plan, config)
         counts = fisher(graph, parts, {k: chunks[0] for k, chunks in store.inputs.items()}, key)
 
@@ -178,20 +209,16 @@ def _method(
         groups = [group for group in named if inside >= set(group)]
         return tune_unit(site, how, groups, allowed, importance, jax.random.fold_in(key, site.index))
 
-    if stage in ("block", "network"):
+    if kind_of(stage) != "layer":
         return reconstruct
-    given = {k: v for k, v in {"steps": steps, "learning_rate": rate}.items() if v is not None}
-    how_to_round: Rounding = nearest if stage == "bias" else rounding or _ROUNDINGS[stage](**given)
+    rounding = rounding_of(stage, config, roundings)
 
     def tune(site: Site) -> tuple[Site, float, float]:
         if can_round(site.unit, site.plan):
-            return tune_layer(site, how_to_round)
+            return tune_layer(site, rounding)
         return reconstruct(site) if stage == "adaquant" else (site, float("nan"), float("nan"))
 
     return tune
-
-
-_ROUNDINGS: dict[str, Callable[..., Rounding]] = {"adaround": AdaRound, "adaquant": AdaQuant}
 
 
 def rescaled(graph: Graph, plan: Plan) -> Plan:
@@ -201,7 +228,7 @@ def rescaled(graph: Graph, plan: Plan) -> Plan:
 
 
 def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
-    """The activations whose scales are powers of two that may change, those together that must be alike."""
+    """The groups of activations whose powers of two may change, each group as one."""
     groups = moving_together(graph, plan, config)
     alike = [group for group in groups if len({float(plan[t].scale) for t in group}) == 1]
     return [group for group in alike if all(t in plan.activations for t in group)]
@@ -210,15 +237,15 @@ def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]
 def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
     """All of the data, in chunks that fit the caches."""
     source = open_source(data, graph.inputs, seed=config.seed)
-    feed = {k: a.shape for k, a in source.head.items()}
+    shapes = {k: a.shape for k, a in source.head.items()}
     largest = max(u.feed_bytes for u in units(graph, plan, "layer"))
     count = source.length or 64
     size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
     size = -(-count // -(-count // size))
-    found = list(batches(source, size))
-    if not found:
-        raise DataError("the data are empty: finetuning needs some samples")
-    for batch in found:
-        if {k: a.shape[1:] for k, a in batch.inputs.items()} != feed:
-            raise DataError("finetuning needs samples of one shape")
-    return Store({k: [b.inputs[k] for b in found] for k in feed}, [b.valid for b in found], folder)
+    chunks = list(batches(source, size))
+    if not chunks:
+        raise DataError("finetuning needs at least one sample; got none; give calibration data")
+    for chunk in chunks:
+        if {k: a.shape[1:] for k, a in chunk.inputs.items()} != shapes:
+            raise DataError("finetuning needs samples of one shape; got several; resize them")
+    return Store({k: [c.inputs[k] for c in chunks] for k in shapes}, [c.valid for c in chunks], folder)

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jq.arithmetic.formats import Integer
 from jq.graph import Node
 from jq.plan import Plan, QParams
-from jq.recovery.adaquant import fake_quant_columns
 from jq.recovery.means import fitted
 from jq.recovery.parts import Pattern, Unit, bias_of, linear_of, program, weight_of
 from jq.recovery.quadratic_form import Form, Sums, sums
+from jq.recovery.rounding import Rounding, compiled, nearest
 from jq.recovery.walk import Site, Tensors, added, over_chunks
 
 Array = Any
-# Of columns of weights, as they are quantized, and the form of their error. A function, or a registered dataclass that
-# is called, whose fields are then arguments of what is compiled.
-Rounding = Callable[[Array, QParams, Form], Array]
 _FEEDS, _PIXELS = 32, 1 << 16  # at least so many, of what an image's mean is taken
-
-
-def nearest(columns: Array, found: QParams, form: Form) -> Array:
-    """Round each weight to the nearest code."""
-    return fake_quant_columns(found, columns)
 
 
 def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
@@ -47,9 +38,7 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     total = added(over_chunks(step, site.floats, site.codes, site.valid))
     linear, w, scale = linear_of(graph, node), np.asarray(site.given[weight]), site.plan.weights[weight]
     assert linear is not None
-    if jax.tree_util.all_leaves([rounding]):  # a function, not a pytree of numbers
-        rounding = jax.tree_util.Partial(rounding)
-    rounded, shift, before, after = _solved(rounding, linear.columns(w, node.attrs), scale, total)
+    rounded, shift, before, after = _solved(compiled(rounding), linear.columns(w, node.attrs), scale, total)
     site = site.replace(params=site.params | {weight: linear.weights(np.asarray(rounded), w.shape, node.attrs)})
     if bias is not None and site.given[bias].size == shift.size:
         site = site.replace(

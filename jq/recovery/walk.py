@@ -14,6 +14,7 @@ import functools
 import itertools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -162,12 +163,13 @@ def walk(
 
 @contextlib.contextmanager
 def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[], None]]:
-    """Compile what a walk with these arguments needs in another thread, a few units ahead of it.
+    """Compile the programs of a walk with these arguments in another thread, a few units ahead of it.
 
-    What is yielded tells of each unit that the walk has done.
+    Yields a function to call after each unit of the walk. A failure of this thread is a warning: the walk compiles the
+    rest itself.
     """
     graph, params, plan, parts, store, tune = arguments
-    room, over = threading.Semaphore(_AHEAD), threading.Event()
+    room, over, failures = threading.Semaphore(_AHEAD), threading.Event(), list[Exception]()
 
     def ahead(*_: Any) -> bool:
         room.acquire()
@@ -176,9 +178,12 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         return True
 
     def rehearse() -> None:
-        with rehearsing(), contextlib.suppress(Exception):  # whatever is wrong, the walk itself will say
-            first = dataclasses.replace(store, folder=None)
-            walk(graph, params, plan, parts, first, tune, skip=skip, done=ahead, limit=1)
+        first = dataclasses.replace(store, folder=None)
+        try:
+            with rehearsing(), contextlib.suppress(InterruptedError):
+                walk(graph, params, plan, parts, first, tune, skip=skip, done=ahead, limit=1)
+        except Exception as error:  # raised again by the walk, if it is the network's
+            failures.append(error)
 
     thread = threading.Thread(target=rehearse, daemon=True)
     thread.start()
@@ -188,6 +193,8 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         over.set()
         room.release()
         thread.join()
+    for error in failures:
+        warnings.warn(f"compiling ahead of finetuning failed, which costs time alone: {error!r}", stacklevel=4)
 
 
 def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[Any]:

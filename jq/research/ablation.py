@@ -23,7 +23,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,8 @@ from jq.plan import Plan
 from jq.readings.fake import fake_quant
 from jq.readings.packing import pack
 from jq.readings.tracing import trace
-from jq.recovery.finetuning import KINDS, check_tunable, draws, rescaled, store_of, tune_stage
-from jq.recovery.parts import Unit, keeping_programs, units
+from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, store_of, tune_stage
+from jq.recovery.parts import Kind, Unit, keeping_programs, units
 from jq.recovery.streams import CHUNK_BYTES, Store
 from jq.recovery.walk import over_chunks
 from jq.research.experiment import Experiment, Subject
@@ -79,9 +79,9 @@ class Run:
     hash: str  # of all that its numbers hang on
 
     @property
-    def stages(self) -> list[str]:
+    def stages(self) -> tuple[str, ...]:
         """Those of its finetuning."""
-        return self.config.finetune.split("+") if self.config.finetune else []
+        return self.config.stages
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Group:
 
 
 def _drawn(run: Run) -> bool:
-    return any(KINDS[s] != "layer" for s in run.stages)
+    return any(kind_of(s) != "layer" for s in run.stages)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,7 +269,7 @@ class _Tree:
             yield ended, self.common.graph, params, rescaled(self.common.graph, plan), spent
         for _, alike in _by([r for r in runs if r not in ended], lambda r: self._step(r, number)):
             start, config = time.perf_counter(), alike[0].config
-            group = self._units[KINDS[alike[0].stages[number]]]
+            group = self._units[kind_of(alike[0].stages[number])]
             found = tune_stage(self.common.graph, params, plan, group, self._store, config, number)
             yield from self._below(alike, number + 1, *found, spent + time.perf_counter() - start)
 
@@ -277,13 +277,13 @@ class _Tree:
         """All that a stage of a run hangs on besides what came before."""
         stage, config = run.stages[number], run.config
         numbers = (config.finetune_steps, config.finetune_rate) if stage != "bias" else ()
-        if not draws(stage, self._units[KINDS[stage]], self.common.plan):
+        if not draws(stage, self._units[kind_of(stage)], self.common.plan):
             return stage, *numbers
         return stage, *numbers, config.finetune_batch, config.finetune_drop if stage == "block" else None, config.seed
 
     @functools.cached_property
     def _units(self) -> Mapping[str, list[Unit]]:
-        return {kind: units(self.common.graph, self.common.plan, kind) for kind in dict.fromkeys(KINDS.values())}
+        return {kind: units(self.common.graph, self.common.plan, kind) for kind in get_args(Kind)}
 
     @functools.cached_property
     def _store(self) -> Store:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +21,11 @@ import safetensors.numpy
 import jq
 from jq.config import QuantConfig
 from jq.errors import ConfigError, DataError
+from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Progress
-from jq.recovery.layers import nearest
+from jq.recovery.descent import CoordinateDescent
+from jq.recovery.layers import tune_layer
+from jq.recovery.rounding import Then, nearest
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal
 
@@ -90,11 +95,16 @@ def written(result: jq.Result) -> bytes:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("stages", ["bias", "adaround", "adaquant", "block", "network", BOTH, "bias+network"])
+    @pytest.mark.parametrize(
+        "stages", ["bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network", BOTH, "bias+network"]
+    )
     def test_held_out_images_are_nearer_to_the_float_network(self, stages):
         """All at once on two dozen images learns them by heart: no more than a little is lost."""
         plain, tuned = (sqnr(quantized(s).model, {"x": HELD_OUT}) for s in (None, stages))
-        assert tuned > plain + (0.2 if stages.startswith("ada") else -0.5 if "network" in stages else 0), (plain, tuned)
+        assert tuned > plain + (0.2 if stages.startswith(("ada", "descent")) else -0.5 if "network" in stages else 0), (
+            plain,
+            tuned,
+        )
 
     def test_blocks_after_layers_are_no_worse(self):
         layers, blocks = (sqnr(quantized(s).model, {"x": HELD_OUT}) for s in ("adaround", BOTH))
@@ -264,7 +274,7 @@ class TestCheckpoint:
         graph = jq.prepare(jq.load(small()), XINT8)
         plan = jq.make_plan(graph, jq.calibrate(graph, IMAGES, XINT8), XINT8)
         tuned = functools.partial(
-            jq.finetune, graph, plan, IMAGES, XINT8.replace(finetune="adaround"), checkpoint=tmp_path / "c"
+            jq.finetune, graph, plan, IMAGES, XINT8.replace(finetune="own:mine"), checkpoint=tmp_path / "c"
         )
 
         def smaller(by: float) -> Any:
@@ -273,11 +283,11 @@ class TestCheckpoint:
         with monkeypatch.context() as patch:
             stop_after(patch, 2)
             with pytest.raises(Stopped):
-                tuned(rounding=smaller(0.9))
-        for other in (smaller(0.8), nearest, None):
+                tuned(roundings={"mine": smaller(0.9)})
+        for other in (smaller(0.8), nearest):
             with pytest.raises(DataError, match="another rounding"):
-                tuned(rounding=other)
-        tuned(rounding=smaller(0.9))
+                tuned(roundings={"mine": other})
+        tuned(roundings={"mine": smaller(0.9)})
         assert not (tmp_path / "c").exists()
 
     @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "other", "folder"])
@@ -292,6 +302,82 @@ class TestCheckpoint:
             left.write_bytes(found[damage])
         with pytest.raises(DataError):
             _again(checkpoint=left)
+
+
+def same_as_adaround() -> Any:
+    return Then(AdaRound(steps=60), CoordinateDescent())
+
+
+class TestOwn:
+    def test_a_rounding_is_a_stage_under_its_own_name(self):
+        config = XINT8.replace(finetune="own:mine", finetune_steps=60)
+        mine = jq.quantize(small(), IMAGES, config, roundings={"mine": same_as_adaround()})
+        theirs = quantized("adaround")
+        described = json.loads(next(p.value for p in mine.model.metadata_props if p.key == "jq.config"))
+        assert described["finetune"] == "own:mine" and jq.QuantConfig.from_dict(described) == config
+        assert mine.model.graph == theirs.model.graph
+
+    def test_goes_with_other_stages(self):
+        graph = jq.prepare(jq.load(small()), XINT8)
+        plan = jq.make_plan(graph, jq.calibrate(graph, IMAGES, XINT8), XINT8)
+        calls: list[tuple[int, ...]] = []
+
+        def watched(columns: Any, qparams: Any, form: Any) -> Any:
+            calls.append(columns.shape)
+            return nearest(columns, qparams)
+
+        jq.finetune(graph, plan, IMAGES, XINT8.replace(finetune="own:watched+bias"), roundings={"watched": watched})
+        assert set(calls) == {(1, 36, 8), (1, 72, 8), (8, 9, 1), (1, 8, 6)}  # each shape is compiled once
+
+    @pytest.mark.parametrize(
+        ("stages", "names", "match"),
+        [
+            ("own:a", [], r"needs roundings for \['a'\]; got none"),
+            ("own:a", ["b"], r"needs roundings for \['a'\]; got \['b'\]"),
+            ("adaround", ["a"], r"needs roundings for no stage; got \['a'\]"),
+            (None, ["a"], r"needs roundings for no stage; got \['a'\]"),
+        ],
+    )
+    def test_stages_without_roundings_and_roundings_without_stages(self, stages, names, match):
+        with pytest.raises(jq.ConfigError, match=match):
+            jq.quantize(small(), IMAGES, XINT8.replace(finetune=stages), roundings=dict.fromkeys(names, nearest))
+
+    @pytest.mark.parametrize("stage", ["own:", "own:a b", "own:1", "mine:a"])
+    def test_names_that_are_none(self, stage):
+        with pytest.raises(jq.ConfigError, match=r"finetune needs .*own:name; got"):
+            XINT8.replace(finetune=stage)
+
+
+class TestReport:
+    """Rows describe the weights of the file, and their loss against the float network."""
+
+    @pytest.mark.parametrize("stages", ["adaround", BOTH])
+    def test_describes_the_tuned_weights(self, stages):
+        result, before = quantized(stages), quantized(None, bias_correction=False).graph.params
+        arrays = {t.name: onnx.numpy_helper.to_array(t) for t in result.model.graph.initializer}
+        rows = [r for r in result.report.rows if r.kind == "weight"]
+        assert len(rows) == 10
+        for row in rows:
+            tuned, scale = result.graph.params[row.tensor], float(result.plan[row.tensor].scale)
+            codes = next(a for k, a in arrays.items() if k.startswith(f"{row.tensor}_") and a.shape == tuned.shape)
+            shipped, float_weight = codes.astype(np.float64) * scale, before[row.tensor].astype(np.float64)
+            assert (row.low, row.high) == (tuned.min(), tuned.max())
+            lost = np.square(shipped - float_weight).sum() / np.square(float_weight).sum()
+            assert row.sqnr == pytest.approx(-10 * np.log10(lost), abs=1e-3)
+            assert row.reason == ("" if np.array_equal(tuned, before[row.tensor]) else "changed")
+
+
+def test_a_failure_of_the_thread_that_compiles_ahead_is_told(monkeypatch):
+    def failing(*_: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("no room for programs")
+        return tune_layer(*_)
+
+    monkeypatch.setattr(MODULE, "tune_layer", failing)
+    graph = jq.prepare(jq.load(small()), XINT8)
+    plan = jq.make_plan(graph, jq.calibrate(graph, IMAGES, XINT8), XINT8)
+    with pytest.warns(UserWarning, match="compiling ahead .* failed.*no room for programs"):
+        jq.finetune(graph, plan, IMAGES, XINT8.replace(finetune="bias"))
 
 
 class TestTime:
@@ -315,7 +401,7 @@ class TestRefused:
     def test_no_stage(self):
         graph = jq.prepare(jq.load(small()), XINT8)
         plan = jq.make_plan(graph, jq.calibrate(graph, IMAGES, XINT8), XINT8)
-        with pytest.raises(ConfigError, match="names no stage"):
+        with pytest.raises(ConfigError, match="needs a stage; got finetune=None"):
             jq.finetune(graph, plan, IMAGES, "XINT8")
 
     @pytest.mark.parametrize(

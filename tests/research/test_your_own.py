@@ -114,11 +114,11 @@ def test_a_plain_function_rounds_too():
     plan = jq.make_plan(graph, jq.calibrate(graph, x))
     calls, rounding = [], guide()["InTurn"](1)
 
-    def watched(columns: Any, found: Any, form: Any) -> Any:
+    def watched(columns: Any, qparams: Any, form: Any) -> Any:
         calls.append(columns.shape)
-        return rounding(columns, found, form)
+        return rounding(columns, qparams, form)
 
-    jq.finetune(graph, plan, x, "XINT8_ADAROUND", rounding=watched)
+    jq.finetune(graph, plan, x, jq.presets["XINT8"].replace(finetune="own:watched"), roundings={"watched": watched})
     assert calls == [(1, 3, 4)]
 
 
