@@ -124,7 +124,9 @@ class QuantConfig:
         tuple(STRUCTURE), "changes of the graph before calibration (`jq.npu.rewrites`)", among=tuple(STRUCTURE)
     )
     forms: tuple[str, ...] = field(tuple(FORMS), "the NPU's forms of operators, after calibration", among=tuple(FORMS))
-    cle: bool = field(True, "cross-layer equalization")
+    cle: bool | Literal["nagel"] = field(
+        True, "cross-layer equalization: minimum-noise, or nagel, ranges as in arXiv:1906.04721 (`jq.equalize`)"
+    )
     bias_correction: bool = field(True, "biases take back the mean shift that rounding of the weights causes")
     constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on positions", among=CONSTRAINTS)
     strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
@@ -193,6 +195,7 @@ class QuantConfig:
              f"{self.activation} and {self.weight}; take bias='weight'"),
             (self.dynamic and self.activation != UINT8, f"dynamic needs activation=UINT8; got {self.activation}; "
              "take uint8, which DynamicQuantizeLinear computes"),
+            (self.strict_quark and self.cle == "nagel", "cle='nagel' needs strict_quark=False; got True; take cle=True"),
             (floats and self.weight_method == "minmse", f"weight_method='minmse' needs {pot}; take minmax or mse"),
             (self.moving_average is not None and self.method not in ("minmax", "nonoverflow"),
              f"moving_average needs method='minmax' or 'nonoverflow'; got {self.method!r}"),

@@ -395,3 +395,77 @@ def test_attribute_form_of_bounds():
     graph = jq.load(between(node("Clip", ["a"], ["m"], min=0.0, max=6.0), opset=10))
     assert [bound for _, bound in find_groups(graph).clips] == [6.0]
     assert find_groups(graph, clips=False).count == 1
+
+
+class TestNagel:
+    """`cle="nagel"`: s_i = sqrt(r1_i r2_i) / r2_i of arXiv:1906.04721, in pairs of layers, until nothing changes."""
+
+    CONFIG = resolve("XINT8").replace(cle="nagel")
+
+    @staticmethod
+    def ranges(graph, first, second):
+        """The ranges r1, r2 of the channels between two convolutions; a depthwise one's inputs are its rows."""
+        head, tail = (graph.params[f"{name}.w"].astype(np.float64) for name in (first, second))
+        return np.abs(head).max((1, 2, 3)), np.abs(tail if tail.shape[1] == 1 else tail.swapaxes(0, 1)).max((1, 2, 3))
+
+    def test_one_pair_is_the_papers_equation(self):
+        graph = prepare(jq.load(between(node("Relu", ["a"], ["m"]))), self.CONFIG)
+        r1, r2 = self.ranges(graph, "a", "y")
+        s = np.sqrt(r1 * r2) / r2
+        found = equalize(graph, self.CONFIG)
+        np.testing.assert_allclose(found.params["a.w"], graph.params["a.w"] / s[:, None, None, None], rtol=1e-5)
+        np.testing.assert_allclose(found.params["a.b"], graph.params["a.b"] / s, rtol=1e-5)
+        np.testing.assert_allclose(found.params["y.w"], graph.params["y.w"] * s[:, None, None], rtol=1e-5)
+
+    def chain(self):
+        arrays = {}
+        nodes = [
+            conv("x", "a", arrays, 6, 4, seed=1), node("Relu", ["a"], ["ar"]),
+            conv("ar", "d", arrays, 6, 6, kernel=3, group=6, seed=2), node("Relu", ["d"], ["dr"]),
+            conv("dr", "p", arrays, 5, 6, seed=3), node("Relu", ["p"], ["pr"]),
+            conv("pr", "q", arrays, 5, 5, seed=4), node("Add", ["q", "pr"], ["s"]), conv("s", "y", arrays, 3, 5, seed=5),
+        ]  # fmt: skip
+        return build(nodes, arrays)
+
+    def test_pairs_take_turns_until_all_ranges_are_even(self):
+        """A layer and the depthwise one after it, and that one and the next: the paper's fixed point of both."""
+        graph = prepare(jq.load(self.chain()), self.CONFIG)
+        found = equalize(graph, self.CONFIG)
+        for pair in (("a", "d"), ("d", "p")):
+            r1, r2 = self.ranges(found, *pair)
+            assert not np.allclose(*self.ranges(graph, *pair), rtol=0.1)
+            np.testing.assert_allclose(r1, r2, rtol=1e-4)
+
+    def test_channels_of_sums_stay(self):
+        graph = prepare(jq.load(self.chain()), self.CONFIG)
+        found = equalize(graph, self.CONFIG)
+        for name in ("p.b", "q.w", "q.b", "y.w", "y.b"):
+            np.testing.assert_array_equal(found.params[name], graph.params[name])
+
+    def test_the_function_stays(self):
+        model, x = self.chain(), normal(2, 4, 5, 5)
+        graph = prepare(jq.load(model), self.CONFIG)
+        (want,) = onnxruntime_outputs(model, {"x": x})
+        have = jq.trace(found := equalize(graph, self.CONFIG))(found.params, {"x": x})["y"]
+        np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+    def test_channels_of_zeros_stay(self):
+        model = between(node("Relu", ["a"], ["m"]))
+        graph = prepare(jq.load(model), self.CONFIG)
+        dead = graph.params["a.w"].copy()
+        dead[2] = 0
+        graph = graph.with_arrays({**graph.arrays, "a.w": dead})
+        found = equalize(graph, self.CONFIG)
+        np.testing.assert_array_equal(found.params["y.w"][:, 2], graph.params["y.w"][:, 2])
+        assert all(np.isfinite(a).all() for a in found.params.values())
+
+    def test_is_named_in_the_config(self):
+        assert [resolve("XINT8").replace(cle=c).to_dict()["cle"] for c in (True, False, "nagel")] == [
+            True,
+            False,
+            "nagel",
+        ]
+        with pytest.raises(jq.ConfigError, match=r"cle needs .*; got 'nagle'\. Did you mean 'nagel'"):
+            resolve("XINT8").replace(cle="nagle")
+        with pytest.raises(jq.ConfigError, match="cle='nagel' needs strict_quark=False"):
+            resolve("XINT8").replace(cle="nagel", strict_quark=True)

@@ -1,13 +1,35 @@
-"""Cross-layer equalization: channels get factors that make rounding cost less, and the function stays.
+"""Equalization: every channel gets a factor with which rounding costs less, and the network computes the same.
 
-Nagel et al., Data-Free Quantization through Weight Equalization and Bias Correction, arXiv:1906.04721, equalize the
-ranges of weights in pairs of layers. Here the factors of all channels are found at once, such that the noise which
-rounding of weights, biases and activations makes in the network's outputs is least, as predicted from the channels'
-statistics: `groups` says where factors may go, `channels` what the channels hold, `noise` what rounding costs,
-`factors` and `choice` which ones are good, and `rewrite` multiplies. `quark` is AMD Quark's own algorithm.
+A factor s_c > 0 multiplies channel c where a layer makes it, and divides the weights that read it. Three choices:
+minimum-noise equalization (`cle=True`, derived here); equal ranges by pairs of layers, Nagel et al.'s cross-layer
+equalization (`cle="nagel"`, `ranges`); and AMD Quark's own (`strict_quark`, `quark`).
 
-A ReLU6 need not become a ReLU for that: a channel with the factor s is cut at 6 / s, which changes nothing for
-channels that stay below, and only those that reach the bound must keep their scale.
+**Minimum-noise equalization** finds all factors at once, such that rounding adds the least noise to the outputs. A tensor t
+that is rounded with the step D_t has the error D_t^2 / 12, and its largest value decides the step: with q codes on
+either side of zero,
+
+    activations  D_t(s) = max_c s_c R_tc / q             noise  D_t^2 / 12  sum_c  w_tc a_tc / s_c^2
+    weights      D_l(s) = max_oj (s_o / s_j) |W_oj| / q  noise  D_l^2 / 12  sum_oj K w_lo (1 / s_o^2) p_lj s_j^2
+    biases       the weights of one input that is 1, with a factor of 1
+
+where R is the reach of a channel on the data, a the part of its values that is not zero, p the power of what a weight
+multiplies (its variance where biases are corrected), K the size of a kernel, and w the importance of a channel: how much of
+the outputs' power its noise becomes (`noise.importance`). Divided by s, noise is measured in the original's units. A
+ReLU6 cuts a channel at b / s_c instead of b, so that with s_c < 1 it passes, of values above b with an exponential tail of
+mean m_c and mean square v_c of the excess,
+
+    C_t(s) = sum_c  w_tc v_tc (1 - (1 + u) exp(-u)),     u = b (1 / s_c - 1) / m_c.
+
+The program is
+
+    minimize over s > 0   sum_t noise_t(s) + C_t(s)      subject to   s_c <= b / R_tc  at each ReLU6.
+
+Without C it is a geometric program: in log s each noise is a maximum times a sum of exponentials of linear functions, so
+its logarithm is convex. `factors` solves it by Adam with maxima as p-norms that sharpen. `choice` then tries shifts
+and powers of two for each group of channels with the steps that MinMSE takes, clipping counted, because steps that
+are powers of two follow ranges in jumps; ones are kept where they predict no more noise. `groups` says where factors may
+go, `channels` measures R, a and p, `noise` predicts, and `rewrite` multiplies. Meller et al., Same, Same But Different
+(arXiv:1902.01917), maximize the SQNR of single layers in the same way.
 """
 
 from __future__ import annotations
@@ -22,16 +44,17 @@ from jq.recovery.equalization.factors import optimize
 from jq.recovery.equalization.groups import find_groups
 from jq.recovery.equalization.noise import Noise, predict
 from jq.recovery.equalization.quark import equalize_as_quark
+from jq.recovery.equalization.ranges import even_ranges
 from jq.recovery.equalization.rewrite import scaled
 
 
 def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None) -> Graph:
-    """Return a prepared graph whose channels have factors with which `config` rounds it with less noise.
+    """Return a prepared graph with equalized channels, which `config` rounds with less noise.
 
     `data` is what `jq.calibrate` takes, and is read once; without it all channels are taken to be alike, and no Clip is
-    passed. The function stays, to rounding of floats, but for what Clips cut: channels reach their bound elsewhere,
-    on the data by no more than pays. Never worse by the predicted noise; the graph itself if nothing is better. With
-    `strict_quark`, Quark's equalization.
+    passed. The function stays, up to rounding of floats, except where Clips cut: channels reach their bound elsewhere.
+    The predicted noise is never worse; the graph itself is returned if nothing is better. `config.cle="nagel"` equalizes
+    ranges as in the paper, without data; `strict_quark` as Quark does.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -42,12 +65,15 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
     config = resolve(config)
     if config.strict_quark:
         return equalize_as_quark(graph)
+    if config.cle == "nagel":
+        groups = find_groups(graph, clips=False)
+        return scaled(graph, groups, even_ranges(groups))
     noise = predicted_noise(graph, config, data)
     return graph if noise is None else scaled(graph, noise.groups, choose(noise, optimize(noise)))
 
 
 def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | None:
-    """Return what rounding is predicted to cost at the outputs, by the factors; None where there is nothing to choose."""
+    """Return the noise that rounding adds to the outputs, as a function of factors; None where there is no choice."""
     groups = find_groups(graph, clips=data is not None)
     if groups.count == 1 or not groups.layers:
         return None
