@@ -156,8 +156,8 @@ def report_of(
     sqnr = {name: None if (lost := error(name)) is None else decibels(1, lost) for name in plan}
     for name, array in tuned.items():
         before = graph.params[name].astype(np.float64)
-        lost = plan[name].given_back(array) - before
-        sqnr[name] = decibels(float(np.square(before).sum()), float(np.square(lost).sum())) if before.any() else None
+        power, noise = (float(np.square(a).sum()) for a in (before, plan[name].given_back(array) - before))
+        sqnr[name] = decibels(power, noise) if power else None
     rows = [
         _row(name, final, plan, stats, sqnr[name], tuple(by_tensor.get(name, ())), depths.get(name), axes)
         for name in plan

@@ -443,7 +443,7 @@ class TestNagel:
             np.testing.assert_array_equal(found.params[name], graph.params[name])
 
     def test_the_function_stays(self):
-        model, x = self.chain(), normal(2, 4, 5, 5)
+        model, x = self.chain(), normal(2, 4, 5, 6)
         graph = prepare(jq.load(model), self.CONFIG)
         (want,) = onnxruntime_outputs(model, {"x": x})
         have = jq.trace(found := equalize(graph, self.CONFIG))(found.params, {"x": x})["y"]
