@@ -131,7 +131,7 @@ def agreement(
         "differ_locally": local.total(),
         "differ_in": {name: [differ[name], local[name]] for name in names if differ[name] or local[name]},
         "absent": sorted(absent),
-        "floats": chip.floats,
+        "floats": chip.floats(feed),
     }
 
 

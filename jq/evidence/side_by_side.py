@@ -253,8 +253,8 @@ class Step:
         def take(_: None, sample: Any) -> tuple[None, Any]:
             feed = {**sample, **self.known}
             one, other, plan, found = params
-            x = ours(one, feed, self.pair.original_plan)[1]
-            y = theirs(other, feed, plan)[1]
+            x = ours.quantized(one, self.pair.original_plan, feed)[1]
+            y = theirs.quantized(other, plan, feed)[1]
             return None, {
                 t.name: _sums(t, x[t.name], y[t.twin], found.get(t.name), places[t.name]) for t in self.tensors
             }

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, NodeProto, TypeProto, helper
 
+from jq.errors import UnsupportedOp
 from jq.graph import Graph, Node, read, write
 from jq.graph.schemas import defaults, schema
 
@@ -22,7 +23,8 @@ def has_body(node: Node, opset: int) -> bool:
 def inline(node: Node, opset: int, types: Sequence[tuple[Any, tuple[int, ...]] | None]) -> Graph:
     """The body of a function operator as a graph, for inputs of these (dtype, shape)."""
     definition = schema(node.op_type, node.domain, opset)
-    assert definition is not None  # has_body said so
+    if definition is None or not has_body(node, opset):
+        raise UnsupportedOp(f"no rule for {node.qualified} (opset {opset})")
     if definition.has_function:
         version = max(
             v for v in definition.function_opset_versions if v <= max(opset, min(definition.function_opset_versions))

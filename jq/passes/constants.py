@@ -15,7 +15,7 @@ from jq.graph.quantizers import quantizes
 from jq.graph.read import SKELETON_BYTES
 from jq.graph.schemas import schema
 from jq.graph.write import node_proto
-from jq.readings.tracing import evaluate
+from jq.readings.walk import evaluate
 
 RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

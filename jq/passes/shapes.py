@@ -15,7 +15,7 @@ import numpy as np
 from jq.errors import Error
 from jq.graph import Graph, Node, Value
 from jq.graph.edit import fresh, undeclared
-from jq.readings.tracing import evaluate
+from jq.readings.walk import evaluate
 
 # Expand and Tile move elements too, but make more of them than memory may hold: see `constants`.
 _MOVES = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})

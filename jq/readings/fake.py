@@ -41,7 +41,7 @@ class FakeQuant:
     def __call__(self, params: Mapping[str, Any], plan: Plan, inputs: Mapping[str, Any]) -> Any:
         """The outputs by name, and what was tapped if anything is."""
         traced = self.traced(plan)
-        return traced({**traced.graph.params, **params}, inputs, plan)
+        return traced.quantized({**traced.graph.params, **params}, plan, inputs)
 
     def traced(self, plan: Plan) -> Traced:
         """The function of the graph in the forms that a plan wants."""

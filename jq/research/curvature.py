@@ -56,7 +56,7 @@ def estimate(
 
     def one(arrays: Any, plan: Plan, feed: Mapping[str, Array], number: Array) -> Array:
         def outputs(dials: Array) -> dict[str, Array]:
-            return read(fn(arrays, {**feed, **known}, _Dialled(plan, of, dials)))
+            return read(fn.quantized(arrays, _Dialled(plan, of, dials), {**feed, **known}))
 
         z, pull = jax.vjp(outputs, jnp.zeros(len(groups)))
         return jnp.mean(jnp.square(lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))), 0) / 2
@@ -102,7 +102,7 @@ def fisher(
 
     def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
         def outputs(sums: Mapping[str, Array]) -> dict[str, Array]:
-            return read(fn(arrays, {**feed, **known}, _Watched(axes, sums)))
+            return read(fn.quantized(arrays, _Watched(axes, sums), {**feed, **known}))
 
         z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
         pulled = lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))
@@ -153,7 +153,7 @@ def hessian_trace(
         own = read(fn(arrays, {**feed, **known}))
 
         def value(shifts: Mapping[str, Array]) -> Array:
-            z = read(fn(arrays, {**feed, **known}, _Shifted(shifts)))
+            z = read(fn.quantized(arrays, _Shifted(shifts), {**feed, **known}))
             if classes is not None:
                 each = [jnp.mean(jax.nn.log_softmax(v, -1)[..., classes[number]]) for v in z.values()]
                 return -jnp.mean(jnp.stack(each))

@@ -1,11 +1,10 @@
 """Many quantizations of one network in one walk: what they share is computed once.
 
-A lane is the network with one group of tensors quantized otherwise than in the base. Up to the first of these tensors it
-is the base itself, so a tensor has only the lanes that have parted from the base before it, and a quantizer adds its
-group's. n groups in n places take about n / 2 forward passes. Where tensors meet of which one lacks a lane, the base
-stands for it.
+In a lane one group of tensors is quantized unlike in the base. Up to the first of these tensors the lane is the base
+itself, so a tensor has only the lanes that parted from the base before it, and a quantizer adds its group's: n groups
+in n places take about n / 2 forward passes. Where a node reads two tensors and one lacks a lane, it reads the base's.
 
-The walk goes by segments of a few quantized tensors. In each, the base and the lanes that part in it are computed
+The network is read by segments of a few quantized tensors. In each, the base and the lanes that part in it are computed
 together, as one batch; those that parted before are mapped through it one after the other, so that a segment's tensors
 stay in the caches: all lanes as one batch took half as long again.
 """
@@ -27,10 +26,9 @@ from jq.arithmetic import layout
 from jq.graph import Graph, Node
 from jq.ops.table import demanded
 from jq.plan import Plan
-from jq.readings.tracing import Reader
+from jq.readings.walk import Reader, Scope, best_lowering, walk
 
 Array = Any
-Scope = dict[str, Any]  # arrays that are the same for all feeds, and of tensors that are not, their lanes
 BASE = -1  # the lane that all others start from
 _PLACES = 3  # quantized tensors of a segment, at least
 _NEAR = 4  # nodes among which it ends, where least goes on
@@ -38,9 +36,9 @@ _NEAR = 4  # nodes among which it ends, where least goes on
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Laned:
-    """A tensor in several lanes: arrays lead with rows, all feeds of one lane before those of the next."""
+    """A tensor in several lanes: arrays lead with rows, all samples of one lane before those of the next."""
 
-    rows: Any  # a traced value [lanes * feeds, *feed shape]
+    rows: Any  # a traced value [lanes * samples, *sample shape]
     lanes: tuple[int, ...]  # groups by number, and the base
 
     def over(self, lanes: Sequence[int]) -> Any:
@@ -54,8 +52,10 @@ class Laned:
                 runs[-1].append(place)
             else:
                 runs.append([place])
-        feeds = jax.tree.leaves(self.rows)[0].shape[0] // len(self.lanes)
-        return stacked([jax.tree.map(lambda x, r=r: x[r[0] * feeds : (r[-1] + 1) * feeds], self.rows) for r in runs])
+        samples = jax.tree.leaves(self.rows)[0].shape[0] // len(self.lanes)
+        return stacked(
+            [jax.tree.map(lambda x, r=r: x[r[0] * samples : (r[-1] + 1) * samples], self.rows) for r in runs]
+        )
 
     def put(self, lanes: Sequence[int], rows: Any) -> Laned:
         """A copy in which these lanes, with their rows, are the last."""
@@ -83,26 +83,25 @@ class Lanes:
     def __call__(
         self, params: Mapping[str, Any], plan: Plan, inputs: Mapping[str, Any], known: Mapping[str, Any]
     ) -> dict[str, Array]:
-        """The outputs [1 + groups, feeds, ...], the base first; inputs lead with feeds, those that are `known` do not."""
+        """The outputs [1 + groups, samples, ...], the base first; inputs lead with samples, those that are `known` do not."""
         static = demanded(self.graph)
         params = {k: jax.tree.map(jnp.asarray, v) for k, v in params.items()}  # none of them is known
-        scope: Scope = {**self.graph.constants, **params, **known}
+        scope: dict[str, Any] = {**self.graph.constants, **params, **known}
         scope |= {k: a for k, a in self.graph.params.items() if k in static}
         rounded = {k: plan.fake_quant(k, scope[k]) for k in plan.weights if k in scope}
         weights = {k: scope[k] for k in rounded} if self.inverted else rounded
         scope |= rounded if self.inverted else {}
-        lowering = "cpu" if jax.default_backend() == "cpu" else "native"
-        reader = Reader(lowering, demanded(self.graph, steering=True), sys.maxsize)
-        feeds = len(jax.tree.leaves(dict(inputs))[0])
-        alone = _Walk(self, plan, weights, {}, reader, feeds)
+        reader = Reader(best_lowering(), demanded(self.graph, steering=True), sys.maxsize)
+        samples = len(jax.tree.leaves(dict(inputs))[0])
+        alone = _Walk(self, plan, weights, {}, reader, samples)
         for part in segments(self.graph, plan, self.groups):
-            walk = dataclasses.replace(alone, groups={i: self.groups[i] for i in part.groups})
-            scope |= {k: walk.quantized(k, Laned(v, (BASE,))) for k, v in inputs.items() if k not in scope}
-            scope |= _through(part, scope, walk, alone)
+            here = dataclasses.replace(alone, groups={i: self.groups[i] for i in part.groups})
+            scope |= {k: here.quantized(k, Laned(v, (BASE,))) for k, v in inputs.items() if k not in scope}
+            scope |= _through(part, scope, here, alone)
         every = (BASE, *range(len(self.groups)))
-        found = {v.name: scope[v.name] for v in self.graph.outputs}
-        outputs = {k: jax.vmap(layout.plain)(v.over(every)) for k, v in found.items() if isinstance(v, Laned)}
-        return {k: v.reshape(len(every), feeds, *v.shape[1:]) for k, v in outputs.items()}
+        values = {v.name: scope[v.name] for v in self.graph.outputs}
+        outputs = {k: jax.vmap(layout.plain)(v.over(every)) for k, v in values.items() if isinstance(v, Laned)}
+        return {k: v.reshape(len(every), samples, *v.shape[1:]) for k, v in outputs.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,20 +137,20 @@ def segments(graph: Graph, plan: Plan, groups: Sequence[frozenset[str]]) -> list
     return parts
 
 
-def _through(segment: Segment, scope: Scope, walk: _Walk, alone: _Walk) -> Scope:
-    """What later segments read of a scope: in the lanes that part here, and in those that did before."""
-    here = (BASE, *walk.groups)
+def _through(segment: Segment, scope: Scope, parting: _Walk, alone: _Walk) -> dict[str, Any]:
+    """The tensors that later segments read, in the lanes that part here and in those that parted before."""
+    here = (BASE, *parting.groups)
     reads = {k for n in segment.nodes for k in n.reads()}
     entering = {k: scope[k] for k in scope.keys() & reads if isinstance(scope[k], Laned)}
     mine = {k: tuple(i for i in v.lanes if i in here) for k, v in entering.items()}
-    made = walk.through(segment, {**scope, **{k: Laned(v.over(mine[k]), mine[k]) for k, v in entering.items()}})
+    made = parting.through(segment, {**scope, **{k: Laned(v.over(mine[k]), mine[k]) for k, v in entering.items()}})
     others = tuple(i for i in dict.fromkeys(itertools.chain(*(v.lanes for v in entering.values()))) if i not in here)
     if not others:
         return made
 
     def lane(rows: Mapping[str, Any]) -> dict[str, Any]:
-        found = alone.through(segment, {**scope, **{k: Laned(v, (BASE,)) for k, v in rows.items()}})
-        return {k: v.rows for k, v in found.items() if isinstance(v, Laned)}
+        made = alone.through(segment, {**scope, **{k: Laned(v, (BASE,)) for k, v in rows.items()}})
+        return {k: v.rows for k, v in made.items() if isinstance(v, Laned)}
 
     entering_rows = {k: _lanes_first(v.over(others), len(others)) for k, v in entering.items()}
     for name, rows in lax.map(lane, entering_rows).items():
@@ -173,14 +172,16 @@ class _Walk:
     weights: Mapping[str, Any]  # as the lanes of their groups have them
     groups: Mapping[int, frozenset[str]]
     reader: Reader
-    feeds: int
+    samples: int
 
-    def through(self, segment: Segment, scope: Scope) -> Scope:
-        """What a segment makes for those after it."""
-        found: Scope = {}
-        for node in segment.nodes:
-            found |= self.step(node, {**scope, **found})
-        return {k: v for k, v in found.items() if k in segment.outputs}
+    def through(self, segment: Segment, scope: Scope) -> dict[str, Any]:
+        """The outputs of a segment that are made in it."""
+        made = {k for node in segment.nodes for k in node.outputs} & segment.outputs
+        return {k: v for k, v in walk(segment.nodes, scope, self.step, self.rounded).items() if k in made}
+
+    def rounded(self, node: Node, scope: Scope) -> Scope:
+        """A node's outputs as their readers get them."""
+        return {k: self.quantized(k, scope[k]) for k in node.outputs if isinstance(scope.get(k), Laned)}
 
     def quantized(self, name: str, value: Laned) -> Laned:
         """A tensor as its readers get it, in each lane."""
@@ -190,37 +191,36 @@ class _Walk:
         here = tuple(i for i, group in self.groups.items() if name in group)
         if self.lanes.inverted:
             others = tuple(i for i in value.lanes if i not in here)
-            found = Laned(rounded(value.over(others)), others)
-            return found.put(here, value.over(here)) if here else found
+            base = Laned(rounded(value.over(others)), others)
+            return base.put(here, value.over(here)) if here else base
         return value.put(here, rounded(value.over(here))) if here else value
 
     def step(self, node: Node, scope: Scope) -> Scope:
-        """What a node makes. Where it reads weights of some groups, their lanes are computed apart."""
+        """A node's outputs. Where it reads weights of some groups, their lanes are computed apart."""
         reads = set(node.reads())
         here = tuple(i for i, group in self.groups.items() if not reads.isdisjoint(group & self.weights.keys()))
         values = {k: scope[k] for k in reads if isinstance(scope.get(k), Laned)}
         widest_first = sorted((v.lanes for v in values.values()), key=len, reverse=True)
         others = tuple(i for i in dict.fromkeys(itertools.chain((BASE,), *widest_first)) if i not in here)
-        known: Scope = {}
+        known: dict[str, Any] = {}
         parts = [self._run(node, scope, {k: v.over(others) for k, v in values.items()}, known)]
         if not values and not here and self.plan.activations.keys().isdisjoint(node.outputs):
             return known | parts[0]
         for i in here:
             own = {k: self.weights[k] for k in reads & self.groups[i] & self.weights.keys()}
             parts.append(self._run(node, {**scope, **own}, {k: v.over((i,)) for k, v in values.items()}, known))
-        if not values:  # made of weights alone, the same for all feeds
-            parts = [jax.tree.map(lambda x: jnp.broadcast_to(x, (self.feeds, *x.shape)), part) for part in parts]
+        if not values:  # made of weights alone, the same for all samples
+            parts = [jax.tree.map(lambda x: jnp.broadcast_to(x, (self.samples, *x.shape)), part) for part in parts]
         made = {k: Laned(stacked([part[k] for part in parts]), (*others, *here)) for k in parts[0]}
-        return known | {k: self.quantized(k, v) for k, v in made.items()}
+        return known | made
 
-    def _run(self, node: Node, scope: Scope, rows: Mapping[str, Any], known: Scope) -> dict[str, Any]:
-        """The node on each row; what hangs on no data, shapes say, is put into `known`."""
+    def _run(self, node: Node, scope: Scope, rows: Mapping[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+        """The node on each row; outputs that depend on no data, such as shapes, are put into `known`."""
         opset = self.lanes.graph.opset(node.domain)
 
         def one(row: Mapping[str, Any]) -> dict[str, Any]:
-            local = {**scope, **row}
-            self.reader.step(node, opset, local)
-            made = {k: local[k] for k in node.outputs if k in local and k}
+            stepped = self.reader.step(node, opset, {**scope, **row})
+            made = {k: stepped[k] for k in node.outputs if k in stepped}
             known.update({k: v for k, v in made.items() if not _is_traced(v)})
             return {k: v for k, v in made.items() if _is_traced(v)}
 

@@ -184,7 +184,7 @@ class Part:
 
         def few(arrays: Mapping[str, Array]) -> dict[str, Array]:
             values = {k: dataclasses.replace(v, array=arrays[k]).value for k, v in state.items()}
-            return jax.vmap(lambda x: fn(own, x, rounding))(values)
+            return jax.vmap(lambda x: fn.quantized(own, rounding, x))(values)
 
         return {k: v.reshape(-1, *v.shape[2:]) for k, v in jax.lax.map(few, arrays).items()}
 

@@ -96,7 +96,7 @@ def weighted_errors(
     def of_feed(params: Any, inputs: Any, key: Array) -> dict[str, Array]:
         def outputs(deltas: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
             probe = _Probe(names, deltas, {})
-            return fn(params, inputs, probe), probe.seen
+            return fn.quantized(params, probe, inputs), probe.seen
 
         shapes = jax.eval_shape(outputs, {})[1]
         zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in shapes.items()}

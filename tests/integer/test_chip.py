@@ -92,14 +92,17 @@ def test_float_scales_agree_but_where_float32_sums_meet_a_tie(config):
     assert log.unexplained == 0
 
 
-def test_16_bit_activations():
-    """By bytes where a chip has a form for it, which is the exact product rounded; onnxruntime's is float32 alone."""
-    model, feeds = quantized(XINT8_NAMES[0], "INT16_CNN_DEFAULT"), {"input": images()[:8]}
+@pytest.mark.parametrize(("config", "products"), [("A16W8", set()), ("INT16_CNN_DEFAULT", {"Conv", "Gemm"})])
+def test_16_bit_activations(config, products):
+    """By bytes where a chip has a form for it, which is the exact product rounded: 16 by 8 bits; else in float32."""
+    model, feeds = quantized(XINT8_NAMES[0], config), {"input": images()[:8]}
     exactly, floating = jq.integer.load(model, "aie2_even"), jq.integer.load(model, "ort")
     assert max(differing(model, feeds, shared=True).values()) < 100  # of 150,000, as float32 adds in another order
     ours, theirs = (chip(feeds)["logits"] for chip in (exactly, floating))
     np.testing.assert_allclose(ours, theirs, atol=0.02)
-    assert "Conv" not in {why for node, why in exactly.floats.items() if "conv" in node}
+    types = {node.label: node.op_type for node in exactly.reading.graph.nodes}
+    assert {types[label] for label in exactly.floats(feeds)} & {"Conv", "Gemm"} == products
+    assert {types[label] for label in floating.floats(feeds)} >= {"Conv", "Gemm"}
 
 
 REFERENCES = (
@@ -159,7 +162,7 @@ def test_no_float_operation_between_the_first_integers_and_the_last(name, target
     # Float32 is where images come in and logits go out, and nowhere else.
     assert names.count("_quantize_real") == 1 and names.count("_dequantize") == 1
     assert not {"float32_requantize", "_softmax_bits"} & set(names)
-    assert chip.floats == {}
+    assert chip.floats({"input": images()[:2]}) == {}
 
 
 def test_convolutions_reach_the_library():
@@ -237,8 +240,9 @@ def test_what_no_chip_has_is_computed_in_float_and_listed():
         arrays={**parameters, "axis": np.int64(1)},
     )
     chip = jq.integer.load(model, "aie2_x1")
-    assert np.asarray(chip({"x": np.array([[1, 2, 3, 4]], np.int8)})["y"]).tolist() == [[1, 3, 6, 10]]
-    assert list(chip.floats.values()) == ["no integer rule"]
+    feeds = {"x": np.array([[1, 2, 3, 4]], np.int8)}
+    assert np.asarray(chip(feeds)["y"]).tolist() == [[1, 3, 6, 10]]
+    assert list(chip.floats(feeds).values()) == ["no integer rule"]
 
 
 def test_partial_sums_of_16_bits_lose_what_the_shift_drops():
@@ -289,8 +293,9 @@ def test_a_weight_quantized_in_the_graph_is_folded():
         arrays=parameters,
     )
     chip = jq.integer.load(model, "dpu")
-    assert np.asarray(chip({"x": np.array([[2, 2, 2, 2]], np.int8)})["y"]).tolist() == [[5]]
-    assert chip.floats == {}
+    feeds = {"x": np.array([[2, 2, 2, 2]], np.int8)}
+    assert np.asarray(chip(feeds)["y"]).tolist() == [[5]]
+    assert chip.floats(feeds) == {}
 
 
 def test_table_of_a_function_of_one_tensor():
@@ -310,7 +315,7 @@ def test_table_of_a_function_of_one_tensor():
     wanted = np.clip(np.rint(real / (1 + np.exp(-real)) * 16) + 128, 0, 255)
     chip = jq.integer.load(model, "aie2_even")
     np.testing.assert_array_equal(chip({"x": x})["y"], wanted)
-    assert chip.floats == {}
+    assert chip.floats({"x": x}) == {}
 
 
 def test_exact_scales():

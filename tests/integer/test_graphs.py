@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
-from jq.readings.integer.walk import codes
 from tests.integer.oracle import (
     CHIPS,
     Activation,
@@ -424,9 +423,9 @@ def programs(draw: Callable[[Any], Any], first: str = "") -> Program:
 def check(program: Program, target: str) -> None:
     model = _Model(program)
     chip = jq.integer.load(model.proto, target)
-    outputs, found = chip.reading.run(chip.params, {k: jnp.asarray(v) for k, v in model.feeds.items()})
+    computed = chip.reading.run(chip.params, {k: jnp.asarray(v) for k, v in model.feeds.items()})
     grids = {s.name: s.grid for s in program.sources} | {s.output: s.grid for s in program.steps}
-    have = {name: np.asarray(codes(x)).astype(object) - grids[name].zero for name, x in found.items()}
+    have = {name: np.asarray(x).astype(object) - grids[name].zero for name, x in computed.codes.items()}
     formed: set[str] = set()
 
     def settle(name: str, expected: Found) -> Any:
@@ -437,17 +436,17 @@ def check(program: Program, target: str) -> None:
         wrong = np.argwhere((off > 1) | (expected.sure & (off > 0)))
         assert not len(wrong), (
             f"{target}: {name} at {wrong[0].tolist()}, {len(wrong)} of {off.size}: expected "
-            f"{expected.integers[tuple(wrong[0])]}, found {have[name][tuple(wrong[0])]}; floats: {chip.floats}"
+            f"{expected.integers[tuple(wrong[0])]}, found {have[name][tuple(wrong[0])]}; floats: {computed.floats}"
         )
         return np.where(expected.sure, expected.integers, have[name])
 
     with contextlib.suppress(NoForm):
         evaluate(program, CHIPS[target], settle)
-    beyond = {label: why for label, why in chip.floats.items() if label.split("_")[0] in formed}
+    beyond = {label: why for label, why in computed.floats.items() if label.split("_")[0] in formed}
     assert not beyond, f"{target}: computed in float32: {beyond}"
     last = program.steps[-1]
     if last.output in have:
-        assert (np.asarray(outputs[last.output]).astype(object) - last.grid.zero == have[last.output]).all()
+        assert (np.asarray(computed.outputs[last.output]).astype(object) - last.grid.zero == have[last.output]).all()
 
 
 @pytest.mark.parametrize("target", CHIPS)

@@ -1,4 +1,4 @@
-"""A quantized model on a chip that is not there: load it, run it, ask it what it did."""
+"""A quantized model on a simulated chip: load it, run it, explain its results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from jq.graph.unused import remove_unused
 from jq.npu.targets import ORT, Target, target_of
 from jq.ops.table import lookup
 from jq.readings.batches import chunked
-from jq.readings.integer.explain import Explained, Log, explain
+from jq.readings.integer.explain import Explained, Log
+from jq.readings.integer.reading import Reading, centred
 from jq.readings.integer.recognition import recognize
-from jq.readings.integer.walk import Reading, centred, codes
 from jq.readings.packing import read_order
 from jq.readings.tracing import trace, unsupported
+from jq.readings.walk import best_lowering
 from jq.util import cache
 
 Program = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -49,19 +50,18 @@ def load(
     >>> chip({"input": images[:2]})["logits"].shape
     (2, 10)
     """
-    found, graph = target_of(target), model if isinstance(model, Graph) else load_graph(model)
-    whole = remove_unused(graph)
+    chip = target_of(target)
+    whole = remove_unused(model if isinstance(model, Graph) else load_graph(model))
     if missing := unsupported(whole):
         raise UnsupportedOp("; ".join(missing))
-    program = remove_unused(recognize(whole, found))
+    program = remove_unused(recognize(whole, chip))
     if not any(is_pair(n) or rounds(n) for n in program.nodes):
         raise ModelError(
             "the model is not quantized to integers: it has no QuantizeLinear and no integer operator; quantize it first, "
             "or run it with jq.trace"
         )
     cache.enable()
-    lowering = lowering or ("cpu" if jax.default_backend() == "cpu" else "native")
-    return Chip(whole, Reading(program, found, lowering))
+    return Chip(whole, Reading(program, chip, lowering or best_lowering()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Chip:
         Inputs and outputs are the model's; in between there are integers, but for what `floats` lists. The params are
         the integers of the weights, in the order in which convolutions read them.
         """
-        return (lambda params, inputs: self.reading.run(params, inputs)[0]), self.params
+        return (lambda params, inputs: self.reading.run(params, inputs).outputs), self.params
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The model's outputs."""
@@ -97,18 +97,18 @@ class Chip:
         return self._codes(self.params, self.checked(inputs), dict(given or {}))
 
     def explain(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
-        """The model's outputs, and a log of what happened in each node."""
-        return explain(self, inputs)
+        """The model's outputs, and a log that counts for each rounding its ties, saturations and differences."""
+        return self._explained.run(self.params, self.checked(inputs))
 
     @functools.cached_property
-    def explained(self) -> Explained:
-        """The program that explains, beside what onnxruntime computes."""
-        return Explained(self, load(self.graph, ORT, self.reading.lowering))
+    def _explained(self) -> Explained:
+        reference = load(self.graph, ORT, self.reading.lowering)
+        return Explained(self.reading, reference.reading, reference.params)
 
-    @property
-    def floats(self) -> dict[str, str]:
-        """Nodes that were computed in float32 when the program was last traced, each with the reason."""
-        return {node.label: why for node, why in self.reading.floats.items()}
+    def floats(self, inputs: Mapping[str, Any]) -> dict[str, str]:
+        """Nodes that are computed in float32 on inputs of these shapes, each with the reason; nothing is computed."""
+        learned = jax.eval_shape(lambda *args: self.reading.run(*args).learned, self.params, self.checked(inputs))
+        return dict(learned.floats)
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Chip:
     @functools.cached_property
     def _codes(self) -> Callable[..., dict[str, Any]]:
         def run(params: Any, inputs: Any, given: Any) -> dict[str, Any]:
-            return {k: codes(v) for k, v in self.reading.run(params, inputs, given=given)[1].items()}
+            return self.reading.run(params, inputs, given).codes
 
         return jax.jit(run)
 

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,8 @@ from jq.graph.quantizers import is_pair, rounds
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import FLOAT32_BITS, Fixed, Grid, Table, float32, position
 from jq.ops.integer.rounding import cut, rescaled, ties, unchanged
-from jq.readings.integer.walk import Reading, codes
+from jq.readings.integer.reading import Reading, Rounding, codes
 from jq.util import files
-
-if TYPE_CHECKING:
-    from jq.readings.integer.chip import Chip
 
 Array = Any
 
@@ -38,7 +35,7 @@ _NEAR = 2.0**-20  # relative: float32 values of the same number differ by less, 
 
 @dataclasses.dataclass(frozen=True)
 class RoundingRow:
-    """What happened where one tensor is rounded."""
+    """Counts for one tensor of integers."""
 
     tensor: str  # of integers, as the model names it
     node: str
@@ -55,7 +52,7 @@ class RoundingRow:
 
     @property
     def bits(self) -> int:
-        """That a signed accumulator needs."""
+        """Bits that a signed accumulator needs for `largest`."""
         return self.largest.bit_length() + 1
 
     @property
@@ -66,13 +63,14 @@ class RoundingRow:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Log:
-    """What a chip did, in the order in which it did it."""
+    """Counts for each rounding of a run on a chip, in its order."""
 
     target: str
     samples: int
     rows: tuple[RoundingRow, ...]
     floats: Mapping[str, str]  # nodes computed in float32, and why
     codes: Mapping[str, np.ndarray]  # the integers of every quantized tensor
+    grids: Mapping[str, Grid]  # and what they stand for
 
     @property
     def first_divergence(self) -> RoundingRow | None:
@@ -136,66 +134,51 @@ def _sum(one: RoundingRow, other: RoundingRow) -> RoundingRow:
     return dataclasses.replace(one, **counts, causes=causes, largest=max(one.largest, other.largest))
 
 
-def explain(chip: Chip, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
-    """Return the model's outputs and the log of this batch."""
-    explained = chip.explained
-    outputs, integers, counts = explained.program(chip.params, explained.reference.params, chip.checked(inputs))
-    operators = _operators(chip.reading.graph)
-    factors = explained.factors
-    rows = tuple(
-        _row(name, node, operators[name], factors.get(name, 0.0), {k: int(v) for k, v in counts[name].items()})
-        for name, node in explained.nodes.items()
-    )
-    samples = next((np.shape(inputs[v.name])[0] for v in chip.graph.inputs if np.ndim(inputs[v.name])), 1)
-    integers = {row.tensor: np.asarray(integers[row.tensor]) for row in rows}
-    return outputs, Log(chip.target.name, samples, rows, chip.floats, integers)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Explained:
+    """A reading beside onnxruntime's of the same model."""
+
+    chip: Reading
+    reference: Reading
+    reference_params: Mapping[str, Any]
+
+    def run(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
+        """The model's outputs and the log of this batch."""
+        outputs, integers, counts, learned = self._program(params, self.reference_params, inputs)
+        operators = _operators(self.chip.graph)
+        rows = tuple(
+            _row(name, node, operators[name], learned.factors[name], {k: int(v) for k, v in counts[name].items()})
+            for name, node in learned.nodes.items()
+        )
+        samples = next((np.shape(v)[0] for v in (inputs[v.name] for v in self.chip.graph.inputs) if np.ndim(v)), 1)
+        integers = {row.tensor: np.asarray(integers[row.tensor]) for row in rows}
+        return outputs, Log(self.chip.target.name, samples, rows, learned.floats, integers, learned.grids)
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        """The compiled program: outputs, integers and counts of a batch, and what is learned by tracing it."""
+
+        def run(params: Any, reference: Any, inputs: Any) -> Any:
+            computed = self.chip.run(params, inputs)
+            given = computed.codes
+            shared = self.reference.run(reference, inputs, given)
+            alone = self.reference.run(reference, inputs).codes
+            counts = {}
+            for name, rounding in computed.roundings.items():
+                other = shared.roundings[name]
+                sites = _site(rounding, self.chip.target), _site(other, self.reference.target)
+                counts[name] = _counts(*sites, given[name], codes(other.result))
+                counts[name]["diverged"] = jnp.sum(given[name] != alone[name])
+            return computed.outputs, given, counts, computed.learned
+
+        # Counting is compiled once and run a few times: of what this saves, 7 s are left of 21 for MobileNetV2.
+        return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _row(name: str, node: Node, operators: str, factor_error: float, counts: dict[str, int]) -> RoundingRow:
     causes = {k.removeprefix(_CAUSE): v for k, v in counts.items() if k.startswith(_CAUSE) and v}
     fields = {k: v for k, v in counts.items() if not k.startswith(_CAUSE)}
     return RoundingRow(name, node.label, operators, factor_error=factor_error, causes=causes, **fields)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Explained:
-    """The program that counts, and what is known of it after it was traced."""
-
-    chip: Chip
-    reference: Chip
-    nodes: dict[str, Node] = dataclasses.field(default_factory=dict)  # that round, by the tensor that they make
-    factors: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    @functools.cached_property
-    def program(self) -> Any:
-        """Outputs, integers and counts of a batch."""
-        # Counting is compiled once and run a few times: of what this saves, 7 s are left of 21 for MobileNetV2.
-        return jax.jit(self._run, compiler_options={"xla_backend_optimization_level": 0})
-
-    def _run(self, params: Any, reference: Any, inputs: Any) -> Any:
-        sources: dict[str, tuple[Any, frozenset[str]]] = {}
-        same: dict[str, tuple[Any, frozenset[str]]] = {}
-
-        def keep(kept: dict[str, Any], node: Node, source: Any, result: Fixed, causes: frozenset[str]) -> None:
-            kept[node.outputs[0]] = source, causes
-            if kept is sources:
-                self.nodes[node.outputs[0]] = node
-
-        ort: Reading = self.reference.reading
-        outputs, found = self.chip.reading.run(params, inputs, watch=functools.partial(keep, sources))
-        given = {name: codes(x) for name, x in found.items()}
-        _, shared = ort.run(reference, inputs, given=given, watch=functools.partial(keep, same))
-        _, alone = ort.run(reference, inputs)
-        counts = {}
-        for name in self.nodes:
-            source, result = sources[name], found[name]
-            if isinstance(source[0], Fixed):
-                self.factors[name] = source[0].deviation
-            rounded = (*source, result, self.chip.target), (*same[name], shared[name], ort.target)
-            one, other = (_site(*each) for each in rounded)
-            counts[name] = _counts(one, other, given[name], codes(shared[name]))
-            counts[name]["diverged"] = jnp.sum(given[name] != codes(alone[name]))
-        return outputs, given, counts
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,7 +188,7 @@ class Explained:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Site:
-    """What is rounded, to which grid, and by whom."""
+    """The source of a rounding, the grid that it is rounded to, and the chip that rounds."""
 
     source: Any  # a Fixed, a Table or floats
     grid: Grid
@@ -222,13 +205,13 @@ class _Site:
         return (source.joined(self.grid) or source) if isinstance(source, Fixed) else source
 
     def plain(self, values: Array) -> Array:
-        """What belongs to the source's elements, in ONNX's order."""
+        """One value for each of the source's elements, in ONNX's order."""
         array = self.source.array if isinstance(self.source, (Fixed, Table)) else self.source
         return layout.channels_first(values) if layout.is_last(array) else values
 
     @functools.cached_property
     def steps(self) -> Array:
-        """What is rounded, in steps of the grid, as float32."""
+        """The source in steps of the grid, as float32."""
         source, scale = self.flat, np.float32(self.grid.scale)
         if isinstance(source, Table):
             with np.errstate(all="ignore"):
@@ -240,14 +223,14 @@ class _Site:
         return steps if source.slope is None else jnp.where(v < 0, v * float32(ratio * source.slope), steps)
 
     def ties(self) -> Array:
-        """Where it lies in the middle between two integers."""
+        """Mask of the elements halfway between two integers."""
         source = self.flat
         if isinstance(source, Fixed):
             return ties(source, self.grid, self.target)
         return self.steps - jnp.floor(self.steps) == 0.5
 
     def saturated(self) -> Array:
-        """Where it lies beyond the integers that there are, and no activation cuts it there."""
+        """Mask of the elements beyond the grid's ends that no activation cuts there."""
         source, (low, high) = self.flat, self.grid.ends
         if isinstance(source, Fixed):
             whole = None if unchanged(source, self.grid) else rescaled(source, self.grid, self.target)
@@ -266,10 +249,10 @@ class _Site:
 
     @functools.cached_property
     def inexact(self) -> Array:
-        """Where float32 sums may round to another integer, by the sum of the magnitudes of all products.
+        """Mask of the elements whose float32 sums may round to another integer, by the sum of all products' magnitudes.
 
-        With scales that are powers of two, where that has more bits than float32; else where the result is so near to
-        a tie that the errors of so many float32 terms may carry it to the other side.
+        If scales are powers of two, those where that sum has more bits than float32 holds; otherwise those within the
+        accumulated error of the float32 terms of a tie.
         """
         source = self.flat
         if not isinstance(source, Fixed) or (source.magnitude is None and source.is_dyadic):
@@ -283,13 +266,13 @@ class _Site:
         return jnp.abs(self.steps - jnp.floor(self.steps) - 0.5) <= error
 
 
-def _site(source: Any, causes: frozenset[str], result: Fixed, target: Target) -> _Site:
-    """Where a tensor was rounded. What is rounded inside of a float operator is within a half of what it gives."""
-    assert result.grid is not None
+def _site(rounding: Rounding, target: Target) -> _Site:
+    """A rounding by a chip. What an integer operator of onnxruntime's rounds is within a half of what it gives."""
+    source, grid, causes = rounding.source, rounding.grid, rounding.causes
     if source is None:
-        return _Site(result.replace(coded=False), result.grid, target, causes, 0.5 + _NEAR)
+        return _Site(rounding.result.replace(coded=False), grid, target, causes, 0.5 + _NEAR)
     own = source.source if isinstance(source, Table) else source
-    return _Site(source, result.grid, target, causes | own.causes if isinstance(own, Fixed) else causes)
+    return _Site(source, grid, target, causes | own.causes if isinstance(own, Fixed) else causes)
 
 
 def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Array]:
@@ -347,12 +330,12 @@ def _in_float32(site: _Site) -> bool:
 
 def _operators(graph: Graph) -> dict[str, str]:
     """For each tensor of integers, the operators since the ones that it is made of."""
-    found: dict[str, str] = {}
+    operators: dict[str, str] = {}
     chains: dict[str, str] = {}
     for node in graph.nodes:
         if rounds(node):
-            found[node.outputs[0]] = chains.get(node.inputs[0], "") if is_pair(node) else node.op_type
+            operators[node.outputs[0]] = chains.get(node.inputs[0], "") if is_pair(node) else node.op_type
         elif not is_pair(node):
             before = next((chains[i] for i in node.inputs if chains.get(i)), "")
             chains |= dict.fromkeys(node.outputs, f"{before}+{node.op_type}" if before else node.op_type)
-    return found
+    return operators

@@ -21,7 +21,7 @@ from jq.npu.rewrites.factors import without_factors
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import Grid, exact, is_power_of_two
 from jq.ops.table import lookup
-from jq.readings.tracing import evaluate
+from jq.readings.walk import evaluate
 
 Triple = tuple[str, str, str]  # integers, scale and zero point
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jq.arithmetic.formats import Integer
 from jq.data.sources import Feed, Source, open_source
 from jq.errors import DataError, ModelError
+from jq.ops.integer.fixed import Grid
 from jq.readings.integer.chip import Chip
 from jq.readings.integer.explain import Log
 from jq.readings.runtime import onnxruntime_reading
@@ -76,7 +77,7 @@ def simulate(
     with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
         for feed, count in _batches(chip, source, 1 if dump is not None else _BATCH):
             outputs, log = chip.explain(feed)
-            dumped.append(log.codes, count)
+            dumped.append(log, count)
             logs.append(dataclasses.replace(log, codes={}))
             wanted = runner.run(feed)
             if wanted is not None:
@@ -159,6 +160,7 @@ class _Dump:
     def __init__(self, folder: Path | None, chip: Chip) -> None:
         self.folder, self.chip = folder, chip
         self.files: dict[str, Path] = {}
+        self.grids: dict[str, Grid] = {}
         self.shapes: dict[str, list[int]] = {}
 
     @classmethod
@@ -171,13 +173,14 @@ class _Dump:
             dump = cls(draft, chip)
             yield dump
             with files.writing(draft):
-                dump.finish()
+                dump.finish(draft)
 
-    def append(self, codes: Mapping[str, np.ndarray], count: int) -> None:
-        """The integers of so many samples, behind those before; as raw bytes, until their number is known."""
+    def append(self, log: Log, count: int) -> None:
+        """Write the integers of `count` samples after those before, as raw bytes until the total is known."""
         if self.folder is None:
             return
-        for index, (name, array) in enumerate(codes.items()):
+        self.grids |= log.grids
+        for index, (name, array) in enumerate(log.codes.items()):
             if array.ndim == 0 or len(array) != count:  # no batch leads it
                 array = array[None]
             if name not in self.files:
@@ -186,16 +189,15 @@ class _Dump:
             if list(array.shape[1:]) != self.shapes[name][1:]:
                 raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
             self.shapes[name][0] += len(array)
-            kind = _stored(self.chip.reading.grids[name].codes)
+            kind = _stored(self.grids[name].codes)
             with files.writing(self.folder), self.files[name].open("ab") as file:
                 file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
 
-    def finish(self) -> None:
-        """Headers in front of the bytes, and the manifest."""
-        assert self.folder is not None
+    def finish(self, folder: Path) -> None:
+        """Write headers in front of the bytes, and the manifest."""
         rows = []
         for name, path in self.files.items():
-            grid = self.chip.reading.grids[name]
+            grid = self.grids[name]
             raw = np.memmap(path, _stored(grid.codes), "r", shape=tuple(self.shapes[name]))
             np.save(path.with_suffix(".tmp.npy"), raw)
             os.replace(path.with_suffix(".tmp.npy"), path)
@@ -210,7 +212,7 @@ class _Dump:
                 }
             )
         manifest = {"target": self.chip.target.name, "tensors": rows}
-        (self.folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def _is_dump(folder: Path) -> bool:

@@ -1,16 +1,17 @@
 """Graph -> integer program: the third reading.
 
-A walk over a quantized graph in which integers pass from node to node as `Fixed`, exactly, and are rounded where a
-QuantizeLinear stands. Each operator's integer rule stands beside its float rule in the op table. Where it has none
-for the operands at hand, the node is computed in float32, as the model says, and listed.
+Integers pass from node to node as `Fixed`, exactly, and are rounded where a QuantizeLinear stands. Each operator's
+integer rule stands beside its float rule in the op table. Where it has none for the operands at hand, the node is
+computed in float32, as the model says, and listed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,13 +25,60 @@ from jq.npu.targets import Target
 from jq.ops.integer.fixed import Fixed, Grid, Table, exact, wrapped
 from jq.ops.table import IntegerContext, Op, demanded, lookup
 from jq.readings.integer.recognition import rounded_grid
-from jq.readings.tracing import Reader, evaluate
-
-Scope = dict[str, Any]
-# What rounds, what it rounds if that is known, what that becomes, and why it may not be what the model says.
-Watch = Callable[[Node, Any, Fixed, frozenset[str]], None]
+from jq.readings.walk import Reader, Scope, evaluate, walk
 
 _LARGE = 1 << 33  # bytes of a tensor that is believed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounding:
+    """A place where integers of the file are made: what is rounded, and to what."""
+
+    node: Node
+    source: Any  # a Fixed, a Table or floats; None inside an integer operator
+    result: Fixed
+    causes: frozenset[str]  # why the source may not be what exact arithmetic on the model gives
+
+    @property
+    def grid(self) -> Grid:
+        """The integers that the result consists of."""
+        return grid_of(self.result)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learned:
+    """Facts that are known once a program is traced: a static part of its outputs, so `jit` returns them every time."""
+
+    floats: Mapping[str, str]  # nodes computed in float32, and why
+    nodes: Mapping[str, Node]  # that round, by the tensor of integers
+    grids: Mapping[str, Grid]
+    factors: Mapping[str, float]  # the relative error of a mean by the chip's reciprocal
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Computed:
+    """The results of a reading: outputs, roundings on the way, and the nodes that had no integer form."""
+
+    outputs: dict[str, Any]
+    roundings: dict[str, Rounding]  # by the tensor of integers
+    floats: dict[str, str]  # nodes computed in float32, and why
+
+    @property
+    def learned(self) -> Learned:
+        """The part without arrays."""
+        sources = {name: rounding.source for name, rounding in self.roundings.items()}
+        return Learned(
+            floats=self.floats,
+            nodes={name: rounding.node for name, rounding in self.roundings.items()},
+            grids={name: rounding.grid for name, rounding in self.roundings.items()},
+            factors={name: x.deviation if isinstance(x, Fixed) else 0.0 for name, x in sources.items()},
+        )
+
+    @property
+    def codes(self) -> dict[str, Any]:
+        """The integers of each tensor as the file has them."""
+        return {name: codes(rounding.result) for name, rounding in self.roundings.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,45 +88,43 @@ class Reading:
     graph: Graph
     target: Target
     lowering: str
-    # Of when it was last traced: what was computed in float32 and why, and the grids of the tensors of integers.
-    floats: dict[Node, str] = dataclasses.field(default_factory=dict)
-    grids: dict[str, Grid] = dataclasses.field(default_factory=dict)
 
     def run(
-        self,
-        params: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        *,
-        given: Mapping[str, Any] | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Fixed]]:
-        """The outputs, and the integers of each tensor of the file.
-
-        What is `given` replaces the integers that were computed for those who read them. `watch` sees each rounding.
-        """
-        graph = self.graph
-        scope: Scope = {**graph.constants, **graph.params, **params, **inputs}
+        self, params: Mapping[str, Any], inputs: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    ) -> Computed:
+        """The outputs, each rounding, and the nodes in floats; readers of a `given` tensor get those integers."""
+        graph, given = self.graph, given or {}
+        scope: dict[str, Any] = {**graph.constants, **graph.params, **params, **inputs}
         scope |= {name: self._constant(name, value) for name, value in params.items() if _is_codes(graph.params[name])}
         needed = demanded(graph, steering=True)
         scope |= {name: array for name, array in graph.params.items() if name in needed}  # known while tracing
         reader = Reader(self.lowering, needed, _LARGE)
-        self.floats.clear()
         causes: dict[str, frozenset[str]] = {}  # of floats that were computed of integers
-        found: dict[str, Fixed] = {}
-        for node in graph.nodes:
-            self._step(reader, node, scope, causes)
-            result = scope[node.outputs[0]] if node.outputs and node.outputs[0] else None
-            if isinstance(result, Fixed) and rounds(node):
-                name = node.outputs[0]
-                found[name] = result
-                assert result.grid is not None
-                self.grids[name] = result.grid
-                if watch is not None:
-                    known = node.op_type == "QuantizeLinear" and node not in self.floats
-                    watch(node, scope[node.inputs[0]] if known else None, result, _causes_of(node, scope, causes))
-                if given is not None and name in given:
-                    scope[name] = held(given[name], result)
-        return {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}, found
+        roundings: dict[str, Rounding] = {}
+        floats: dict[Node, str] = {}
+
+        def step(node: Node, scope: Scope) -> Scope:
+            made = self._in_integers(node, scope, reader)
+            if made is not None:
+                return made
+            if node.op_type != "DequantizeLinear" and any(_is_integer(scope.get(name)) for name in node.inputs):
+                floats[node] = self._reason(node)
+            causes.update(dict.fromkeys(node.outputs, _causes_of(node, scope, causes)))
+            return self._in_floats(node, scope, reader)
+
+        def rounded(node: Node, scope: Scope) -> Scope:
+            name = next(iter(node.outputs), "")
+            result = scope[name] if name else None
+            if not isinstance(result, Fixed) or not rounds(node):
+                return {}
+            known = node.op_type == "QuantizeLinear" and node not in floats
+            source = scope[node.inputs[0]] if known else None
+            roundings[name] = Rounding(node, source, result, _causes_of(node, scope, causes))
+            return {name: _held(given[name], result)} if name in given else {}
+
+        scope = walk(graph.nodes, scope, step, rounded)
+        outputs = {v.name: layout.plain(self._outside(v.name, scope[v.name])) for v in graph.outputs}
+        return Computed(outputs, roundings, {node.label: why for node, why in floats.items()})
 
     def _constant(self, name: str, array: Any) -> Fixed:
         host = centred(self.graph.params[name])
@@ -86,34 +132,38 @@ class Reading:
         bound = int(np.abs(host.astype(np.int64)).max(initial=0))
         return Fixed(array, grid.scale, bound, 0, grid, host=host, coded=True)
 
-    def _step(self, reader: Reader, node: Node, scope: Scope, causes: dict[str, frozenset[str]]) -> None:
+    def _in_integers(self, node: Node, scope: Scope, reader: Reader) -> Scope | None:
+        """A node's outputs by its integer rule; None if it has none for these operands."""
         opset = self.graph.opset(node.domain)
         entry = lookup(node, opset)
         values = [scope.get(name) if name else None for name in node.inputs]
-        integers = [v for v in values if isinstance(v, (Fixed, Table))]
-        if entry is not None and (integers or is_pair(node)):
-            try:
-                result = self._integers(entry, node, opset, values, reader)
-            except Error as error:
-                raise type(error)(f"node {node.label!r} ({node.qualified}, opset {opset}): {error}") from error
-            if result is not NotImplemented:
-                results = result if isinstance(result, tuple) else (result,)
-                scope.update({name: r for name, r in zip(node.outputs, results, strict=False) if name})
-                return
-        if integers and node.op_type != "DequantizeLinear":
-            self.floats[node] = "no integer rule" if entry is None or not _has_rule(entry) else "no exact integer form"
-        inner = {**scope, **{name: self._outside(name, scope[name]) for name in node.reads() if name in scope}}
-        reader.step(node, opset, inner)
-        found = _causes_of(node, scope, causes)
-        scope.update({name: inner[name] for name in node.outputs if name})
-        causes |= dict.fromkeys(node.outputs, found)
+        if entry is None or not (is_pair(node) or any(map(_is_integer, values))):
+            return None
+        try:
+            result = self._integers(entry, node, opset, values, reader)
+        except Error as error:
+            raise type(error)(f"node {node.label!r} ({node.qualified}, opset {opset}): {error}") from error
+        if result is NotImplemented:
+            return None
+        results = result if isinstance(result, tuple) else (result,)
+        return {name: r for name, r in zip(node.outputs, results, strict=False) if name}
+
+    def _in_floats(self, node: Node, scope: Scope, reader: Reader) -> Scope:
+        """A node's outputs by its float rule, and integers where onnxruntime's own operator rounds."""
+        outside = {name: self._outside(name, scope[name]) for name in node.reads() if name in scope}
+        made = reader.step(node, self.graph.opset(node.domain), {**scope, **outside})
+        made = {name: made[name] for name in node.outputs if name}
         grid = rounded_grid(self.graph, node)
-        if grid is not None:  # in float32, as an integer operator of onnxruntime's is in part
-            scope[node.outputs[0]] = wrapped(scope[node.outputs[0]], grid)
+        return made if grid is None else {**made, node.outputs[0]: wrapped(made[node.outputs[0]], grid)}
+
+    def _reason(self, node: Node) -> str:
+        entry = lookup(node, self.graph.opset(node.domain))
+        ruled = entry is not None and (entry.integer is not None or entry.moves is not None or entry.layout == "same")
+        return "no exact integer form" if ruled else "no integer rule"
 
     def _outside(self, name: str, value: Any) -> Any:
-        """What those see of integers who know of floats only."""
-        if not isinstance(value, (Fixed, Table)):
+        """A value as the float rules read it."""
+        if not _is_integer(value):
             return value
         if name in self.graph.arrays:
             return self.graph.arrays[name]
@@ -154,8 +204,8 @@ class Reading:
         return _in_order(rule, [done.get(id(a), a) for a in arguments], keywords)
 
     def _operands(self, rule: Op, node: Node, values: list[Any]) -> list[Any] | None:
-        """What the rule takes of these values; None if that is not what they are."""
-        static, found = set(rule.static_positions(len(values))), list[Any]()
+        """The rule's operands among these values; None if it has no form for them."""
+        static, operands = set(rule.static_positions(len(values))), list[Any]()
         for index, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
             settled = index < len(rule.inputs) and rule.inputs[index] in rule.settled
             known = self.graph.arrays.get(name)
@@ -163,11 +213,11 @@ class Reading:
                 number = known if known is not None else _number(value)
                 if number is None:
                     return None
-                found.append(number)
+                operands.append(number)
             elif settled and known is not None and not _is_codes(known):
-                found.append(known)
+                operands.append(known)
             else:
-                found.append(value)
+                operands.append(value)
                 integers = isinstance(value, Fixed) and not value.coded
                 # A weight's channels lie where ONNX has them, which only products know.
                 weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
@@ -175,7 +225,7 @@ class Reading:
                     return None
                 if weight and rule.channels is None:
                     return None
-        return found
+        return operands
 
     def _moved(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The float rule on the integers themselves."""
@@ -191,8 +241,8 @@ class Reading:
         scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}
         scope |= {n: a for n in node.inputs if (a := self.graph.arrays.get(n)) is not None}
         scope[node.inputs[0]] = first.array
-        reader.step(node, opset, scope)
-        results = [scope[name] if name else None for name in node.outputs]
+        made = reader.step(node, opset, scope)
+        results = [made[name] if name else None for name in node.outputs]
         if len(results) > 1 and node.op_type != "Split":  # where an element was, say: no integer of the tensor's
             return (first.holding(results[0]), *results[1:])
         return tuple(map(first.holding, results))
@@ -222,29 +272,22 @@ class Reading:
 
 def _causes_of(node: Node, scope: Scope, causes: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """Why the operands of a node may not be what exact arithmetic on the model gives, since they were rounded."""
-    found: frozenset[str] = frozenset()
-    for name in node.reads():
-        value = scope.get(name)
-        if isinstance(value, Table):
-            found |= value.source.causes
-        elif isinstance(value, Fixed):
-            found |= value.causes
-        else:
-            found |= causes.get(name, frozenset())
-    return found
+    operands = [(name, scope.get(name)) for name in node.reads()]
+    fixed = [(name, v.source if isinstance(v, Table) else v) for name, v in operands]
+    return frozenset().union(*(v.causes if isinstance(v, Fixed) else causes.get(n, ()) for n, v in fixed))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (Fixed, Table))
 
 
 def _number(value: Any) -> np.ndarray | None:
-    """What known integers stand for; None of what is not known."""
+    """The numbers that known integers stand for; None if they are not known."""
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, Fixed) or value.host is None or value.per_channel or value.coded:
         return None
     return (value.host.astype(np.int32) - value.zero).astype(np.float32) * np.float32(value.scale)
-
-
-def _has_rule(entry: Op) -> bool:
-    return entry.integer is not None or entry.moves is not None or entry.layout == "same"
 
 
 def _no_subgraph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -260,10 +303,11 @@ def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:
             a.replace(array=moved) if isinstance(a, (Fixed, Table)) else moved
             for a, moved in zip(arguments, arrays, strict=True)
         ]
-        found = rule.rule(*operands, **options)
-        if found is not NotImplemented:
-            numbers.append(found)
-        return None if found is NotImplemented else found.array
+        result = rule.rule(*operands, **options)
+        if result is NotImplemented:
+            return None
+        numbers.append(result)
+        return result.array
 
     arrays = [a.array if isinstance(a, (Fixed, Table)) else a for a in arguments]
     array = layout.apply(rule.layout, rule.inputs, call, arrays, keywords)
@@ -289,11 +333,17 @@ def centred(codes: np.ndarray) -> np.ndarray:
     return (codes.astype(np.int64) - grid.middle).astype(grid.dtype)
 
 
-def held(codes: Any, like: Fixed) -> Fixed:
+def _held(codes: Any, like: Fixed) -> Fixed:
     """Integers of a file in place of others of the same tensor."""
-    assert like.grid is not None
     plain = jnp.asarray(codes)
-    return wrapped(layout.moved(plain) if layout.is_last(like.array) else plain, like.grid)
+    return wrapped(layout.moved(plain) if layout.is_last(like.array) else plain, grid_of(like))
+
+
+def grid_of(x: Fixed) -> Grid:
+    """The grid of a tensor of the file."""
+    if x.grid is None:
+        raise Error("integers of a file need a grid; these are a sum that is not rounded yet")
+    return x.grid
 
 
 def codes(x: Fixed) -> Any:
@@ -302,5 +352,5 @@ def codes(x: Fixed) -> Any:
 
 
 def _in_file(x: Fixed, array: Any) -> Any:
-    assert x.grid is not None
-    return array if x.grid.codes.signed else (array.astype(np.int32) + x.grid.middle).astype(x.grid.codes.dtype)
+    grid = grid_of(x)
+    return array if grid.codes.signed else (array.astype(np.int32) + grid.middle).astype(grid.codes.dtype)

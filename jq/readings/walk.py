@@ -1,0 +1,190 @@
+"""Walking a graph: the one loop over nodes that all readings share, and a node's evaluation by its float rule."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.arithmetic import layout
+from jq.errors import Error, ModelError, UnsupportedOp
+from jq.graph import Graph, Node
+from jq.graph.bodies import inline
+from jq.graph.schemas import defaults
+from jq.ops.table import Context, Op, demanded, lookup
+
+Scope = Mapping[str, Any]  # tensor name -> numpy array, jax array, ChannelsLast, list (a sequence) or None
+Stage = Callable[[Node, Scope], Scope]  # the tensors that a node makes, or changes
+
+LARGE = 1 << 29  # bytes of a tensor that is believed, whatever the model's size
+
+
+def walk(nodes: Iterable[Node], scope: Scope, *stages: Stage) -> dict[str, Any]:
+    """Return the scope after all nodes, each taken through the stages: its rule, then what rounds or watches its outputs."""
+    scope = dict(scope)
+    for node in nodes:
+        for stage in stages:
+            scope.update(stage(node, scope))
+    return scope
+
+
+def best_lowering() -> str:
+    """The lowering that is fast on the default backend: "cpu", or "native" for XLA's own convolutions."""
+    return "cpu" if jax.default_backend() == "cpu" else "native"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """The float rules, which evaluate a node in a scope."""
+
+    lowering: str
+    demanded: frozenset[str]
+    limit: int  # bytes of the largest tensor that is believed
+
+    def step(self, node: Node, opset: int, scope: Scope) -> Scope:
+        """The outputs of one node, and its first input where the rule wants that in another order."""
+        values = [value_of(scope, name) if name else None for name in node.inputs]
+        entry = lookup(node, opset)
+        try:
+            if entry is None:
+                return _named(node, self._body(node, opset, values))
+            return self._rule(entry, node, opset, values, scope)
+        except Error as error:
+            if getattr(error, "located", False):
+                raise
+            raise _located(type(error), node, opset, values, error) from error
+        except Exception as error:  # numpy and JAX raise many kinds when shapes or types do not fit
+            raise _located(ModelError, node, opset, values, error) from error
+
+    def on(self, graph: Graph) -> Stage:
+        """The stage of a walk that evaluates the nodes of a graph."""
+        return lambda node, scope: self.step(node, graph.opset(node.domain), scope)
+
+    def run(self, graph: Graph, inputs: Sequence[Any], outer: Scope) -> list[Any]:
+        """The outputs of a subgraph or function body on its inputs, inside the scope around it."""
+        scope = {**outer, **graph.arrays}
+        scope |= {v.name: value for v, value in zip(graph.inputs, inputs, strict=False)}
+        scope |= {v.name: None for v in graph.inputs[len(inputs) :]}
+        scope = walk(graph.nodes, scope, self.on(graph))
+        return [layout.plain(value_of(scope, v.name)) if v.name else None for v in graph.outputs]
+
+    def _body(self, node: Node, opset: int, values: Sequence[Any]) -> list[Any]:
+        values = [layout.plain(v) for v in values]
+        types = [None if v is None else (dtype_of(v), np.shape(v)) for v in values]
+        body = inline(node, opset, types)
+        inner = dataclasses.replace(self, demanded=self.demanded | demanded(body, steering=True))
+        return inner.run(body, values, {})
+
+    def _rule(self, entry: Op, node: Node, opset: int, values: list[Any], scope: Scope) -> Scope:
+        moved: Scope = {}
+        static = set(entry.static_positions(len(values)))
+        for index in static:
+            values[index] = _known(node, index, values[index])
+        known = not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(values))
+        # What a static operand depends on is computed now, even by rules that know jax arrays only.
+        now = known and not entry.host and not self.demanded.isdisjoint(node.outputs)
+        with jax.ensure_compile_time_eval() if now else contextlib.nullcontext(), np.errstate(all="ignore"):
+            if not entry.host:
+                values = [v if i in static else _traced(v) for i, v in enumerate(values)]
+            elif not known:
+                values = [v if i in static else _narrowed(v) for i, v in enumerate(values)]
+            if entry.layout == "last" and not now and isinstance(values[0], jax.Array):  # what is known stays numpy
+                values[0] = layout.moved(values[0])
+                moved = {node.inputs[0]: values[0]}
+            context = Context(node, opset, self.lowering, lambda graph, inputs: self.run(graph, inputs, scope))
+            arguments, keywords = entry.bind(node, values, defaults(node.op_type, node.domain, opset), context)
+            results = layout.apply(entry.layout, entry.inputs, entry.rule, arguments, keywords)
+            results = results if isinstance(results, tuple) else (results,)
+            # numpy makes scalars of what it reduces to no dimension
+            results = tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
+            if now:
+                results = jax.tree.map(np.asarray, tuple(map(layout.plain, results)))
+        for name, result in zip(node.outputs, results, strict=False):
+            array = layout.raw(result)
+            if min(getattr(array, "shape", ()), default=0) < 0:  # some of JAX's functions let it pass
+                raise ModelError(f"output {name!r} would have the shape {np.shape(layout.plain(result))}")
+            if nbytes(array) > self.limit:
+                raise ModelError(
+                    f"output {name!r} would have the shape {np.shape(layout.plain(result))}, {nbytes(array) / 1e9:.1f} GB, "
+                    "out of all proportion to the model and its inputs: are its dims and attributes right?"
+                )
+        return {**moved, **_named(node, results)}
+
+
+def evaluate(node: Node, opset: int, arrays: Mapping[str, np.ndarray]) -> list[Any]:
+    """The outputs of one node as numpy arrays of ONNX's types, computed now."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        made = Reader("native", frozenset(node.outputs), LARGE).step(node, opset, arrays)
+        return [jax.tree.map(np.asarray, layout.plain(made[name])) if name else None for name in node.outputs]
+
+
+def _named(node: Node, results: Sequence[Any]) -> dict[str, Any]:
+    return {name: result for name, result in zip(node.outputs, results, strict=False) if name}
+
+
+def value_of(scope: Scope, name: str) -> Any:
+    """A tensor's value in a scope, or a ModelError."""
+    if name not in scope:  # the graph names more outputs than the operator has, which is harmless until one is read
+        raise ModelError(f"tensor {name!r} has no value: the node that names it as an output gives fewer of them")
+    return scope[name]
+
+
+def _known(node: Node, index: int, value: Any) -> Any:
+    if value is None or isinstance(value, (np.ndarray, list)):
+        return value
+    value = layout.plain(value)
+    if isinstance(value, jax.core.Tracer):
+        raise UnsupportedOp(
+            f"its input {node.inputs[index]!r} decides shapes, so it must be known while tracing, but it depends on the "
+            "data; if it comes from a graph input, call the function with numpy arrays and outside of jit"
+        )
+    return np.asarray(value)
+
+
+def _traced(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return jnp.asarray(value)
+    return [jnp.asarray(v) for v in value] if isinstance(value, list) else value
+
+
+def _narrowed(value: Any) -> Any:
+    """A known operand beside a traced one, in the types that JAX has now.
+
+    JAX remembers an int64 constant as int64 if it saw it in 64-bit mode first, and then compares int32 with it.
+    """
+    if not isinstance(value, np.ndarray) or value.dtype == object:
+        return value
+    return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+
+
+def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], error: Exception) -> Error:
+    shapes = ", ".join(
+        f"{name}: {_described(v)}" for name, v in zip(node.inputs, values, strict=False) if name and v is not None
+    )
+    text = str(error).strip().splitlines()
+    located = kind(
+        f"node {node.label!r} ({node.qualified}, opset {opset}) on ({shapes}): {text[0] if text else type(error).__name__}"
+    )
+    located.located = True  # type: ignore[attr-defined]
+    return located
+
+
+def _described(value: Any) -> str:
+    value = layout.plain(value)
+    return f"sequence of {len(value)}" if isinstance(value, list) else f"{dtype_of(value)}{list(np.shape(value))}"
+
+
+def dtype_of(value: Any) -> Any:
+    """The element type of an array; None of what is no array."""
+    return getattr(layout.plain(value), "dtype", None)
+
+
+def nbytes(value: Any) -> int:
+    """The size of an array in bytes; 0 of what is no array."""
+    size, dtype = getattr(value, "size", 0), getattr(value, "dtype", None)
+    return 0 if dtype is None else size * dtype.itemsize
