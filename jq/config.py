@@ -235,15 +235,18 @@ class QuantConfig:
         integers = isinstance(self.weight, Integer) and self.calibrates
         return self.bias_correction and integers and not self.strict_quark
 
-    @functools.lru_cache(maxsize=1024)  # noqa: B019  a config is small
     def of(self, node: Node) -> QuantConfig:
         """The options of one node: with the overrides of its type, and those of its name after them."""
+        return self._named(node.op_type, node.label)
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019  a config is small
+    def _named(self, op_type: str, label: str) -> QuantConfig:
         changes: dict[str, Any] = {}
         for pattern, options in self.overrides:
-            if pattern == node.op_type:
+            if pattern == op_type:
                 changes |= dict(options)
         for pattern, options in self.overrides:
-            if pattern != node.op_type and fnmatch.fnmatchcase(node.label, pattern):
+            if pattern != op_type and fnmatch.fnmatchcase(label, pattern):
                 changes |= dict(options)
         return self._merged(tuple(changes.items()))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from jq.graph import Graph, Node
@@ -39,11 +40,13 @@ class Links:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> Links:
-        """The links of a graph under a plan."""
-        return cls._among(graph, plan.nodes, frozenset(plan))
+        """The links of a graph under a plan; the last ones are kept, as searches ask about many plans of one graph."""
+        tensors = plan.nodes, frozenset(plan)
+        if graph not in _last or _last[graph][0] != tensors:
+            _last[graph] = tensors, cls._among(graph, *tensors)
+        return _last[graph][1]
 
     @classmethod
-    @functools.lru_cache(maxsize=1)  # as searches ask about many plans of one graph
     def _among(cls, graph: Graph, nodes: frozenset[str], plan: frozenset[str]) -> Links:
         """The links between these tensors."""
         inner = {name: reader for name, reader in absorbed(graph).items() if name not in plan}
@@ -86,6 +89,9 @@ class Links:
         """The links with these tensors moving together."""
         first, *rest = dict.fromkeys(map(self.group, tensors))
         return dataclasses.replace(self, leader={**self.leader, **dict.fromkeys(rest, first)})
+
+
+_last: weakref.WeakKeyDictionary[Graph, tuple[object, Links]] = weakref.WeakKeyDictionary()
 
 
 def _pads(graph: Graph, node: Node) -> bool:

@@ -36,7 +36,7 @@ _LAYERS = 3  # of a block, where structure alone would make it smaller
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A part of a network whatever its tensors are called."""
+    """A part of a network whatever its tensors are called; of its weights it has the shapes, as programs are kept."""
 
     key: str
     graph: Graph = dataclasses.field(compare=False)
@@ -278,4 +278,9 @@ def _pattern(
         {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()},
         graph.opsets,
     )
-    return Pattern(key, part)
+    shapes = {
+        k: np.broadcast_to(np.zeros((), a.dtype), a.shape)
+        for k, a in part.params.items()
+        if k not in known and a.size > 1
+    }
+    return Pattern(key, part.replace(params={**part.params, **shapes}))

@@ -1,0 +1,71 @@
+"""Rewrites may be applied twice: the second application returns the graph itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jq
+from jq.graph import Graph
+from jq.graph.read import load
+from jq.npu.rewrites import FORMS, STRUCTURE
+from tests.passes.models import batchnorm, build, node, statistics
+
+REWRITES = {**STRUCTURE, **FORMS}
+SMALL = {
+    "activations": [
+        node("LeakyRelu", ["x"], ["a"], alpha=0.1),
+        node("Sigmoid", ["a"], ["b"]),
+        node("HardSwish", ["b"], ["c"]),
+        node("HardSigmoid", ["c"], ["d"], alpha=1 / 6),
+        node("HardSigmoid", ["d"], ["y"], alpha=0.2),
+    ],
+    "pools": [
+        node("AveragePool", ["x"], ["a"], kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        node("AveragePool", ["a"], ["b"], kernel_shape=(2, 3)),
+        node("AveragePool", ["b"], ["c"], kernel_shape=(2, 2)),
+        node("ReduceMean", ["c"], ["d"], axes=(2, 3)),
+        node("ReduceMean", ["d"], ["e"], axes=(1,)),
+        node("GlobalAveragePool", ["c"], ["f"]),
+        node("Mul", ["e", "f"], ["y"]),
+    ],
+    "large pool": [node("GlobalAveragePool", ["x"], ["a"]), node("Identity", ["a"], ["y"])],
+    "products": [
+        node("Split", ["x"], ["l", "r"], axis=1),
+        node("MatMul", ["l", "w"], ["p"]),
+        node("Add", ["p", "bias"], ["y"]),
+    ],
+    "rows": [node("MatMul", ["x", "w"], ["p"]), node("Add", ["p", "bias"], ["y"])],
+    "batchnorm": [batchnorm("x", "y", "n")],
+}
+
+
+def graph_of(name: str) -> Graph:
+    if name in jq.zoo.models():
+        return load(jq.zoo.path(name))
+    arrays = {"w": np.ones((18, 3), np.float32), "bias": np.ones(3, np.float32)} | statistics("n", 4)
+    shapes = {"large pool": (2, 4, 40, 50), "rows": ("n", 18)}
+    return load(build(SMALL[name], arrays, x=shapes.get(name, (2, 4, 16, 18))))
+
+
+@pytest.mark.parametrize("name", [*SMALL, *jq.zoo.models()])
+@pytest.mark.parametrize("rewrite", REWRITES)
+def test_a_second_application_is_the_identity(name: str, rewrite: str) -> None:
+    once = REWRITES[rewrite](graph_of(name))
+    assert REWRITES[rewrite](once) is once
+
+
+@pytest.mark.parametrize("name", [*SMALL, *jq.zoo.models()])
+def test_all_in_their_order_and_then_all_again(name: str) -> None:
+    graph = graph_of(name)
+    for rewrite in (*STRUCTURE.values(), *FORMS.values()):
+        graph = rewrite(graph)
+    again = graph
+    for rewrite in (*STRUCTURE.values(), *FORMS.values()):
+        again = rewrite(again)
+    assert again is graph
+
+
+def test_each_rewrite_has_a_graph_that_it_changes() -> None:
+    graphs = [graph_of(name) for name in SMALL]
+    assert {r for r, rewrite in REWRITES.items() if any(rewrite(g) is not g for g in graphs)} == set(REWRITES)
