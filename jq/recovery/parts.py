@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -92,18 +92,32 @@ class Unit:
         )
 
 
-_compilers: contextvars.ContextVar[Executor | None] = contextvars.ContextVar("compilers", default=None)
+_compiler: contextvars.ContextVar[Callable[[Any], Future[Any]] | None] = contextvars.ContextVar(
+    "compiler", default=None
+)
 
 
 @contextlib.contextmanager
 def rehearsing() -> Iterator[None]:
-    """In this thread programs are compiled for their arguments, by others, and not run: they return zeros."""
+    """In this thread programs are compiled for their arguments, by others, and not run: they return zeros.
+
+    A compilation that failed is raised at the end.
+    """
+    failures: list[BaseException] = []
+
+    def compiled(lowered: Any) -> Future[Any]:
+        future = pool.submit(lowered.compile)
+        future.add_done_callback(lambda done: failures.extend(filter(None, [done.exception()])))
+        return future
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes a hundred megabytes: no more than help
-        token = _compilers.set(pool)
+        token = _compiler.set(compiled)
         try:
             yield
         finally:
-            _compilers.reset(token)
+            _compiler.reset(token)
+    if failures:
+        raise failures[0]
 
 
 @contextlib.contextmanager
@@ -139,12 +153,12 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:
             (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
-            if pool := _compilers.get():
+            if compiler := _compiler.get():
                 leaves, structure = jax.tree.flatten(given)
                 key = structure, tuple(map(jax.typeof, leaves))
                 if key not in coming:
                     lowered = run.lower(*given)
-                    coming[key] = pool.submit(lowered.compile), lowered.out_info
+                    coming[key] = compiler(lowered), lowered.out_info
                 return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), coming[key][1])
             wait([future for future, _ in tuple(coming.values())])
             return run(*given)

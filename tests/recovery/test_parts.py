@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from jq.arithmetic.formats import INT8, INT16, UINT8
 from jq.plan import QParams
 from jq.plan.placement import absorbed
 from jq.readings.fake import as_planned
-from jq.recovery.parts import units
+from jq.recovery.parts import program, rehearsing, units
 from jq.recovery.streams import Kept, Store, joined
 from jq.recovery.walk import walk
 from tests.passes.models import build, node, normal
@@ -220,3 +221,36 @@ class TestKept:
             kept = Kept.halved(np.asarray(x))
             assert np.asarray(kept.value).dtype == x.dtype
             np.testing.assert_array_equal(kept.value, x)
+
+
+def test_a_compilation_in_the_background_that_fails_is_raised(monkeypatch):
+    """The walk then compiles the program itself."""
+    doubled = program(0)(lambda x: 2 * x)
+
+    def fail(*_, **__):
+        raise MemoryError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="out of memory"), rehearsing():
+        patch.setattr(jax.stages.Lowered, "compile", fail)
+        assert float(doubled(jax.numpy.float32(3))) == 0
+    assert float(doubled(jax.numpy.float32(3))) == 6
+
+
+def test_compiling_ahead_that_fails_is_a_warning(monkeypatch):
+    """The walk compiles what it needs itself, and tunes the same weights."""
+    model = build(
+        [node("Conv", ["x", "w"], ["z"]), node("Relu", ["z"], ["y"])], {"w": normal(5, 3, 3, 3)}, x=("n", 3, 8, 8)
+    )
+    config, x = jq.presets["XINT8_ADAROUND"].replace(finetune_steps=2), {"x": normal(4, 3, 8, 8)}
+    graph = jq.prepare(jq.load(model), config)
+    plan = jq.make_plan(graph, jq.calibrate(graph, x, config), config)
+
+    def fail(*_, **__):
+        raise MemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", fail)
+        with pytest.warns(UserWarning, match=r"compiling ahead of finetuning failed.*out of memory"):
+            found, _ = jq.finetune(graph, plan, x, config)
+    wanted, _ = jq.finetune(graph, plan, x, config)
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
