@@ -1029,7 +1029,7 @@ def run(capfd: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
 
 SETTINGS = {
     "metod=minmse": r"no option 'metod'\. Did you mean 'method'",
-    "method": r"--set 'method': expected the form NAME=VALUE",
+    "method": r"--set needs the form NAME=VALUE; got 'method'",
     "method=best": r"method needs one of minmse, .*; got 'best'",
     "method=7": r"method needs .*; got 7",
     "batch=0": r"batch needs a whole number at least 1, at most .*; got 0",
@@ -1121,7 +1121,7 @@ def test_config_file_of_bytes(model_path: Path, capfd: pytest.CaptureFixture[str
         (["MODEL", "--config", "XINT9"], "no preset 'XINT9'"),
         (["MODEL", "--format", "qqd"], "no format 'qqd'"),
         (["MODEL", "--opset", "3"], "opset 3"),
-        (["MODEL", "--report", "report.pdf"], "--report report.pdf: expected a name that ends with"),
+        (["MODEL", "--report", "report.pdf"], r"--report needs a name that ends with .*; got report.pdf"),
         (["MODEL", "--report", "FOLDER/data.npy/report.html"], "cannot be written"),
         (["MODEL", "--data", "FOLDER/none.npz"], "cannot read .*none.npz: No such file"),
         (["MODEL", "--data", "MODEL"], "cannot read .*model.onnx"),

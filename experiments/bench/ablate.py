@@ -87,7 +87,9 @@ def stacked(cores: Sequence[int], runs: int) -> list[dict[str, Any]]:
     import jq
     from jq.plan import QParams
     from jq.recovery.adaround import AdaRound
+    from jq.recovery.descent import CoordinateDescent
     from jq.recovery.quadratic_form import Form
+    from jq.recovery.rounding import Then
 
     rng, rows = np.random.default_rng(0), []
     scale = QParams(np.float32(0.25), np.int32(0), jq.arithmetic.formats.INT8.narrow)
@@ -95,7 +97,7 @@ def stacked(cores: Sequence[int], runs: int) -> list[dict[str, Any]]:
     form = Form((x.T @ x)[None] / 400, np.zeros_like(w), np.float32(0), np.zeros((1, 1, 576), np.float32), w[:, :1] * 0)
 
     def rounded(rate: Any, w: Any) -> Any:
-        return AdaRound(learning_rate=rate)(w, scale, form)
+        return Then(AdaRound(learning_rate=rate), CoordinateDescent())(w, scale, form)
 
     graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     images = jq.zoo.calibration_set()[0][:10]

@@ -185,10 +185,13 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     import jq
     from jq.recovery import parts as units
     from jq.recovery import walk
-    from jq.recovery.finetuning import AdaRound, Reconstruction, Site, store_of, tune_unit
+    from jq.recovery.adaround import AdaRound
+    from jq.recovery.descent import CoordinateDescent
+    from jq.recovery.finetuning import Reconstruction, Site, store_of, tune_unit
     from jq.recovery.layers import _sums
     from jq.recovery.parts import linear_of
     from jq.recovery.quadratic_form import Form
+    from jq.recovery.rounding import Then
     from jq.recovery.walk import added, over_chunks
 
     config, x = jq.presets["XINT8"].replace(bias="float"), images_of(layer, args.images)
@@ -220,7 +223,8 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
 
     seconds["form_cold"] = elapsed(form)
     seconds["form"], quadratic = best(form, args.rounds), form()
-    columns, rounding = linear.columns(site.given[unit.names["w"]], node.attrs), jax.jit(AdaRound(steps=args.steps))
+    columns = linear.columns(site.given[unit.names["w"]], node.attrs)
+    rounding = jax.jit(Then(AdaRound(steps=args.steps), CoordinateDescent()))
 
     def rounded() -> Any:
         return jax.block_until_ready(rounding(columns, found, quadratic))

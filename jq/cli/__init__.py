@@ -4,39 +4,13 @@ Each command is one file. It imports `jq` inside its function, so that `--help` 
 is done, so that a failure leaves standard output empty.
 """
 
-from jq.cli import (
-    ablate,
-    calibrate,
-    compare,
-    convert,
-    demo,
-    evaluate,
-    infer,
-    inspection,
-    lint,
-    preprocess,
-    quantize,
-    sensitivity,
-    simulate,
-)
+import importlib
+import pkgutil
+
 from jq.cli.application import app, main
 from jq.cli.show import printable
 
-__all__ = [
-    "ablate",
-    "app",
-    "calibrate",
-    "compare",
-    "convert",
-    "demo",
-    "evaluate",
-    "infer",
-    "inspection",
-    "lint",
-    "main",
-    "preprocess",
-    "printable",
-    "quantize",
-    "sensitivity",
-    "simulate",
-]
+for _module in pkgutil.iter_modules(__path__):  # each registers its command
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["app", "main", "printable"]

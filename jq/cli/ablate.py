@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from jq.cli.application import command
 from jq.cli.options import use_all_cores
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 from jq.errors import ConfigError
 from jq.util import files
 
@@ -31,7 +30,7 @@ def ablate(
     only: Annotated[
         list[str] | None, typer.Option("--model", help="Only this model of the experiment; may be repeated.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs that there are to do.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs without running them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
     """Quantize models with many configs and seeds in one run, and tabulate the results.
@@ -48,34 +47,25 @@ def ablate(
     output = output or experiment.with_suffix(".jsonl")
     for path in summary or []:
         if path.suffix not in _WRITERS:
-            raise ConfigError(f"--summary {path}: expected a name that ends with {', '.join(_WRITERS)}")
+            raise ConfigError(f"--summary needs a name that ends with {', '.join(_WRITERS)}; got {path}")
         files.check_writable(path)
     wanted = read_experiment(experiment, only or ())
     if dry_run:
         work = work_of(wanted, output)
-        if as_json:
-            rows = [{"hash": r.hash, "model": r.subject, "config": r.name, "seed": r.config.seed} | {"group": i}
-                    for i, group in enumerate(work.groups) for r in group.runs]  # fmt: skip
-            print(json.dumps({"done": len(work.done), "runs": rows}, indent=2))
-            return
+        runs = [{"hash": r.hash, "model": r.subject, "config": r.name, "seed": r.config.seed, "group": i}
+                for i, group in enumerate(work.groups) for r in group.runs]  # fmt: skip
         groups = [(i, g.subject, len(g.runs), g.results, _configs([r.name for r in g.runs])) for i, g in
                   enumerate(work.groups)]  # fmt: skip
-        total = sum(len(g.runs) for g in work.groups)
-        show(
-            table(
-                ("group", "model", "runs", "results", "configs"), groups, f"{total} runs to do, {len(work.done)} done"
-            ),
-            "A group is calibrated once; its results are those that can differ.",
-        )
+        columns = ("group", "model", "runs", "results", "configs")
+        title = f"{len(runs)} runs to do, {len(work.done)} done"
+        note = "A group is calibrated once; its results are those that can differ."
+        answer(as_json, {"done": len(work.done), "runs": runs}, table(columns, groups, title), note)
         return
     results = run(wanted, output)
     for path in summary or []:
         files.write(path, getattr(results, _WRITERS[path.suffix])())
-    if as_json:
-        print(json.dumps(list(results.rows), indent=2))
-        return
-    columns, cells = results.cells()
-    show(table(columns, cells), f"written: {output}", *(f"written: {path}" for path in summary or []))
+    written = (f"written: {path}" for path in (output, *(summary or [])))
+    answer(as_json, list(results.rows), table(*results.cells()), *written)
 
 
 def _configs(names: list[str]) -> str:

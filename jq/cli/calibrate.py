@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import Config, Data, FloatModel, config_of, use_all_cores
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 
 
 @command()
@@ -21,7 +20,8 @@ def calibrate(
     config: Config = "XINT8",
     method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the statistics here; a stopped run goes on from there.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write the statistics here; an interrupted run resumes from it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -40,20 +40,14 @@ def calibrate(
         stats.save(output)
     qparams = jq.activation_qparams(graph, stats)
     tensors = {t: (*stats.range(t), qparams[t]) for t in stats.tensors}
-    if as_json:
-        rows = {
-            t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
-            for t, (low, high, q) in tensors.items()
-        }
-        print(json.dumps({"samples": stats.feeds, "config": options.to_dict(), "tensors": rows}, indent=2))
-        return
-    show(
-        table(
-            ("tensor", "low", "high", "scale", "zero point"),
-            ((t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()),
-            f"{model.name}: {options.method} on {stats.feeds} samples",
-        )
-    )
+    rows = {
+        t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
+        for t, (low, high, q) in tensors.items()
+    }
+    columns = ("tensor", "low", "high", "scale", "zero point")
+    cells = [(t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()]
+    document = {"samples": stats.feeds, "config": options.to_dict(), "tensors": rows}
+    answer(as_json, document, table(columns, cells, f"{model.name}: {options.method} on {stats.feeds} samples"))
 
 
 def _scale(qparams: jq.QParams) -> str:

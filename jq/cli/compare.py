@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,22 +9,22 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Data, FloatModel, Report, check_report, use_all_cores, write_report
-from jq.cli.show import show
+from jq.cli.options import Data, FloatModel, Limit, Report, check_report, use_all_cores, write_report
+from jq.cli.show import answer
 
 
 @command()
 def compare(
     model: FloatModel,
     quantized: Annotated[
-        Path, typer.Argument(help="What a tool made of it: a quantized ONNX file.", show_default=False)
+        Path, typer.Argument(help="The quantized ONNX file that a tool made of it.", show_default=False)
     ],
     data: Data = None,
     report: Report = None,
-    limit: Annotated[int | None, typer.Option(help="Take so many samples of the data [all].")] = None,
+    limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what each tensor of a quantized model lost against the float model, and why, worst first.
+    """Show the loss of each tensor of a quantized model against the float one, and its reason, worst first.
 
     A tensor's reason is `upstream` where the error came with its inputs, else `range`, `rounding`, `constraint` or `bias`.
 
@@ -35,7 +34,6 @@ def compare(
     check_report(report)
     comparison = jq.compare(model, quantized, data, limit=limit)
     write_report(comparison, report)
-    if as_json:
-        print(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
-        return
-    show(*comparison.summary().splitlines(), *([f"report: {report}"] if report else []))
+    answer(
+        as_json, comparison.to_dict(), *comparison.summary().splitlines(), *([f"report: {report}"] if report else [])
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import shapes_of
-from jq.cli.show import show
+from jq.cli.show import answer
 from jq.errors import ConfigError
 
 
@@ -69,7 +68,7 @@ def convert(
     shapes = shapes_of(shape or ())
     if not (dequantize or uint8_activations or opset is not None or shapes or nhwc or to):
         raise ConfigError(
-            "nothing to convert; give one or more of --dequantize, --uint8-activations, --opset, --shape, --nhwc, --to"
+            "convert needs one or more of --dequantize, --uint8-activations, --opset, --shape, --nhwc, --to; got none"
         )
     output = output or model.parent / f"{model.stem}_converted.onnx"
     made = jq.convert(
@@ -89,14 +88,13 @@ def convert(
     )
     graph = jq.load(output)
     values = {"inputs": [*map(str, graph.inputs)], "outputs": [*map(str, graph.outputs)]}
-    if as_json:
-        weights = Counter[str]()
-        for array in graph.arrays.values():
-            weights[str(array.dtype)] += array.nbytes
-        facts = {"output": str(output), **values, "opset": graph.opset(), "nodes": len(graph.nodes)}
-        print(json.dumps(facts | {"weight_bytes": dict(sorted(weights.items()))}, indent=2))
-        return
-    show(
+    weights = Counter[str]()
+    for array in graph.arrays.values():
+        weights[str(array.dtype)] += array.nbytes
+    facts = {"output": str(output), **values, "opset": graph.opset(), "nodes": len(graph.nodes)}
+    answer(
+        as_json,
+        facts | {"weight_bytes": dict(sorted(weights.items()))},
         *(f"{side.removesuffix('s')} {value}" for side, interface in values.items() for value in interface),
         f"opset {graph.opset()}, {len(graph.nodes)} nodes, {made.ByteSize():,} bytes",
         f"written: {output}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import use_all_cores
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 
 _DEMO_BATCH, _DEMO_IMAGES = 250, 256
 _MEASURES = {
@@ -42,10 +41,9 @@ def demo(
     columns = [_demo(name, folder) for name in names]
     rows = [(words, *(shown(c[measure]) for c in columns)) for measure, (words, shown) in _MEASURES.items()]
     model = folder / f"{names[-1]}_xint8.onnx"
-    if as_json:
-        print(json.dumps({"folder": str(folder), "models": dict(zip(names, columns, strict=True))}, indent=2))
-        return
-    show(
+    answer(
+        as_json,
+        {"folder": str(folder), "models": dict(zip(names, columns, strict=True))},
         table(("", *names), rows, "XINT8 on the bundled Fashion-MNIST images"),
         *(f"written: {folder / f'{name}_xint8'}.onnx, .html" for name in names),
         "Next:",

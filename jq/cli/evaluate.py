@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import Reading
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 from jq.errors import ConfigError
 from jq.util import files
 
@@ -83,18 +82,20 @@ def evaluate(
         classes = jq.evaluate.classify(scores, right)
     if comparison is not None and csv is not None:
         comparison.to_csv(csv)
-    if as_json:
-        document: dict[str, Any] = comparison.to_dict() if comparison is not None else {}
-        print(json.dumps(document | ({"classification": classes.to_dict()} if classes else {}), indent=2))
-    else:
-        if comparison is not None:
-            _show(comparison)
-        show(*(classes.summary().splitlines() if classes else []), *([f"written: {csv}"] if csv else []))
+    document: dict[str, Any] = comparison.to_dict() if comparison is not None else {}
+    parts = (
+        *_parts(comparison),
+        *(classes.summary().splitlines() if classes else ()),
+        *([f"written: {csv}"] if csv else ()),
+    )
+    answer(as_json, document | ({"classification": classes.to_dict()} if classes else {}), *parts)
     if comparison is not None and not comparison.complete:
         raise typer.Exit(1)
 
 
-def _show(comparison: jq.evaluate.Evaluation) -> None:
+def _parts(comparison: jq.evaluate.Evaluation | None) -> tuple[Any, ...]:
+    if comparison is None:
+        return ()
     columns = ("result", "shape", *jq.evaluate.METRICS)
     rows = [
         (row.key, "x".join(map(str, row.shape)), *(_number(getattr(row, m)) for m in jq.evaluate.METRICS))
@@ -102,7 +103,7 @@ def _show(comparison: jq.evaluate.Evaluation) -> None:
     ]
     totals = comparison.totals.values()
     rows += [("mean", "", *(_number(t.mean) for t in totals)), ("worst", "", *(_number(t.worst) for t in totals))]
-    show(
+    return (
         table(columns, rows, f"{comparison.quantized} against {comparison.baseline}"),
         *(str(f) for f in comparison.findings),
         f"{len(comparison.rows)} results compared, {comparison.identical} of them identical; {len(comparison.findings)} finding(s)",

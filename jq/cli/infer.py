@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import AnyModel, Data, Limit, Reading
-from jq.cli.show import show
+from jq.cli.show import answer
 
 
 @command()
@@ -28,8 +27,5 @@ def infer(
     Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
     """
     summary = jq.infer(model, data, output, reading=reading, limit=limit)
-    if as_json:
-        print(json.dumps(summary, indent=2))
-        return
     outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in summary["outputs"])
-    show(f"{summary['samples']} samples: {outputs}", f"written: {output}")
+    answer(as_json, summary, f"{summary['samples']} samples: {outputs}", f"written: {output}")

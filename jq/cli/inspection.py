@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import jq
 from jq.cli.application import command
 from jq.cli.options import shapes_of
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 from jq.errors import UnsupportedOp
 
 if TYPE_CHECKING:
@@ -40,15 +39,12 @@ def inspect(
     Example: jq-quant inspect model_xint8.onnx --json
     """
     inspection = jq.inspect(jq.load(model), shapes_of(shape or ()))
-    if as_json:
-        print(json.dumps(inspection.to_dict(), indent=2))
-    else:
-        _show(inspection, model.name)
+    answer(as_json, inspection.to_dict(), *_parts(inspection, model.name))
     if inspection.unsupported:
         raise UnsupportedOp("; ".join(inspection.unsupported))
 
 
-def _show(inspection: Inspection, title: str) -> None:
+def _parts(inspection: Inspection, title: str) -> tuple[Any, ...]:
     macs: Mapping[str, int] = inspection.macs or {}
     sides = (("input", inspection.inputs), ("output", inspection.outputs))
     interface = [
@@ -60,7 +56,7 @@ def _show(inspection: Inspection, title: str) -> None:
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in inspection.opsets.items())
     at = ", ".join(f"{name}={_dims(shape)}" for name, shape in inspection.shapes.items())
     total = f"unknown: {inspection.reason}" if inspection.total_macs is None else f"{inspection.total_macs:,} at {at}"
-    show(
+    return (
         table(("", "name", "type", "shape"), interface, title),
         table(("operator", "nodes", "MACs"), ops),
         f"opsets: {opsets}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import Config, FloatModel, config_of
-from jq.cli.show import show
+from jq.cli.show import answer
 
 
 @command()
@@ -25,9 +24,7 @@ def lint(
     Example: jq-quant lint model.onnx --config XINT8
     """
     findings = jq.lint(model, config_of(config))
-    if as_json:
-        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
-    else:
-        show(*(str(f) for f in findings), f"{model.name}: {len(findings)} finding(s)")
+    lines = (*map(str, findings), f"{model.name}: {len(findings)} finding(s)")
+    answer(as_json, [dataclasses.asdict(f) for f in findings], *lines)
     if any(f.severity == "error" for f in findings):
         raise typer.Exit(1)

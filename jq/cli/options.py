@@ -42,11 +42,11 @@ Config = Annotated[
 Reading = Annotated[
     str,
     typer.Option(
-        help="What runs the model: onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even).",
+        help="Run the model by onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even).",
         autocompletion=beginning(lambda: ("onnxruntime", "jq", *jq.integer.TARGETS)),
     ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Take so many samples of the data, or batches of a fixed size [all].")]
+Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, or batches of a fixed size [all].")]
 
 Report = Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")]
 
@@ -63,7 +63,7 @@ def use_all_cores() -> None:
 def check_report(path: Path | None) -> None:
     """Raise a ConfigError, before any work, if a report cannot be written there."""
     if path is not None and path.suffix not in (".html", ".json"):
-        raise ConfigError(f"--report {path}: expected a name that ends with .html or .json")
+        raise ConfigError(f"--report needs a name that ends with .html or .json; got {path}")
     files.check_writable(path)
 
 
@@ -81,7 +81,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise ConfigError(f"--time-budget {text!r}: expected a time such as 120s, 2m or 1h")
+        raise ConfigError(f"--time-budget needs a time such as 120s, 2m or 1h; got {text!r}")
     return number
 
 
@@ -94,7 +94,7 @@ def setting(text: str) -> tuple[str, Any]:
     """`NAME=VALUE`, with a value in JSON, or else a word."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--set {text!r}: expected the form NAME=VALUE")
+        raise ConfigError(f"--set needs the form NAME=VALUE; got {text!r}")
     try:
         parsed = json.loads(value)
     except ValueError:
@@ -112,5 +112,5 @@ def shapes_of(options: Iterable[str]) -> dict[str, tuple[int, ...]]:
         except ValueError:
             equals = ""
         if not equals or not name:
-            raise ConfigError(f"--shape {option!r}: expected the form NAME=1,3,224,224")
+            raise ConfigError(f"--shape needs the form NAME=1,3,224,224; got {option!r}")
     return shapes

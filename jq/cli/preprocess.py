@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import FloatModel
-from jq.cli.show import show
+from jq.cli.show import answer
 
 
 @command()
@@ -78,10 +77,9 @@ def preprocess(
         "tensors": len(made),
         "shapes": sum(name in known for name in made),
     }
-    if as_json:
-        print(json.dumps(summary, indent=2))
-        return
-    show(
+    answer(
+        as_json,
+        summary,
         f"{summary['nodes']} nodes; shapes known of {summary['shapes']} of {summary['tensors']} tensors",
         f"written: {output}",
     )

@@ -22,7 +22,7 @@ from jq.cli.options import (
     use_all_cores,
     write_report,
 )
-from jq.cli.show import show
+from jq.cli.show import answer
 from jq.config_file import SUFFIXES, as_toml
 from jq.errors import ConfigError
 
@@ -52,11 +52,9 @@ def quantize(
     opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
     report: Report = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="120s", help="After this long, finetuning leaves what is not tuned as it is.")
+        str | None, typer.Option(metavar="120s", help="Stop finetuning after this long; the rest stays untuned.")
     ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A file from which a finetuning that was stopped goes on.")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Resume interrupted finetuning from this file.")] = None,
     spill: Annotated[
         Path | None, typer.Option(help="A folder where finetuning keeps activations, instead of in memory.")
     ] = None,
@@ -68,7 +66,7 @@ def quantize(
     equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,
     finetuned: Annotated[bool, typer.Option("--fast_finetune", hidden=True)] = False,
 ) -> None:
-    """Quantize a model on calibration data: what the NPU runs, and what each tensor lost.
+    """Quantize a model on calibration data for the NPU, and show the loss of each tensor.
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
 
@@ -88,7 +86,7 @@ def quantize(
         return
     given = [m for m in (model, model_input) if m is not None]
     if len(given) != 1:
-        raise ConfigError(f"{len(given)} models; expected one float ONNX file, as an argument or with --model_input")
+        raise ConfigError(f"quantize needs one float ONNX file, as an argument or with --model_input; got {len(given)}")
     (model,) = given
     check_report(report)
     stem = Path(config).stem if config.endswith(SUFFIXES) else config
@@ -96,7 +94,6 @@ def quantize(
     keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]
     write_report(result.report, report)
-    if as_json:
-        print(json.dumps(result.report.to_dict(), indent=2))
-        return
-    show(*result.report.summary().splitlines(), f"written: {output}", *([f"report: {report}"] if report else []))
+    report_at = [f"report: {report}"] if report else []
+    lines = (*result.report.summary().splitlines(), f"written: {output}", *report_at)
+    answer(as_json, result.report.to_dict(), *lines)

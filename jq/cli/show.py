@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,6 +28,14 @@ def show(*parts: Any) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     for part in parts:
         console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+
+def answer(as_json: bool, document: Any, *parts: Any) -> None:
+    """Print a command's result: one JSON document, or lines and tables for a reader."""
+    if as_json:
+        print(json.dumps(document, indent=2))
+    else:
+        show(*parts)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 import jq
 from jq.cli.application import command
 from jq.cli.options import Data, Limit, beginning
-from jq.cli.show import show, table
+from jq.cli.show import answer, table
 from jq.util import files
 
 
@@ -43,12 +42,11 @@ def simulate(
     simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump)
     if output is not None:
         simulation.to_json(output)
-    if as_json:
-        print(json.dumps(simulation.to_dict(), indent=2))
-        return
     columns = ("tensor", "operators", "bits", "ties", "saturated", "differs", "cause", "diverged")
     rows = [_simulated(row) for row in simulation.log.rows]
-    show(
+    answer(
+        as_json,
+        simulation.to_dict(),
         table(columns, rows, f"{model.name} on {target}"),
         *simulation.log.summary().splitlines(),
         *(_agreed(a) for a in simulation.agreements),

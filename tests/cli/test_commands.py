@@ -295,7 +295,7 @@ def test_quantize_as_tutorials_spell_it(capfd: pytest.CaptureFixture[str], tmp_p
     for models in ((), (MODEL, "--model_input", MODEL)):
         code, out, err = run(capfd, "quantize", *models)
         assert (code, out) == (2, "")
-        assert "expected one float ONNX file" in err
+        assert "needs one float ONNX file" in err
 
 
 def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
@@ -359,7 +359,7 @@ def test_a_toml_config_quantizes(capfd: pytest.CaptureFixture[str], tmp_path: Pa
         ("a.toml", "methd = 'minmse'", "no option 'methd'. Did you mean 'method'?"),
         ("a.toml", "preset = 'XINT9'", "no preset 'XINT9'"),
         ("a.toml", "preset = ['XINT8']", "no preset"),
-        ("a.toml", "batch = 'eight'", "batch is 'eight'"),
+        ("a.toml", "batch = 'eight'", "at most 1048576; got 'eight'"),
         ("a.json", "[1]", "holds a list"),
         ("a.json", "method = 'minmix'", "is no JSON"),
         ("a.toml", '{"method": "minmix"}', "is no TOML"),
@@ -383,7 +383,7 @@ def test_config_files_that_cannot_be(
     [
         (("--config", "XINT9"), "no preset 'XINT9'. Did you mean 'XINT8'?"),
         (("--set", "clee=true"), "no option 'clee'. Did you mean 'cle'?"),
-        (("--set", "cle"), "expected the form NAME=VALUE"),
+        (("--set", "cle"), "needs the form NAME=VALUE"),
         (("--set", "weight=int9"), "no format 'int9'"),
         (("--report", "x.pdf"), "ends with .html or .json"),
         (("--format", "qdd"), "no format 'qdd'"),

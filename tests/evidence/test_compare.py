@@ -331,4 +331,4 @@ def test_the_command(quantized, images, tmp_path, capsys):
     assert printed["facts"]["samples"] == "4" and printed == json.loads((tmp_path / "r.json").read_text())
     with pytest.raises(SystemExit) as end:
         main([*given, "--report", str(tmp_path / "r.txt")])
-    assert end.value.code == 2 and "expected a name that ends with" in capsys.readouterr().err
+    assert end.value.code == 2 and "needs a name that ends with" in capsys.readouterr().err
