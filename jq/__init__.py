@@ -12,7 +12,8 @@ from jq.evaluation import evaluate, metrics
 from jq.evaluation.infer import infer
 from jq.evidence.compare import compare
 from jq.evidence.inspection import inspect
-from jq.evidence.lint import Finding, lint
+from jq.evidence.lint import lint
+from jq.evidence.lint_rules import Finding
 from jq.evidence.report import Report
 from jq.exchange.conversion import convert
 from jq.exchange.export import export

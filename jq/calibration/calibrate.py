@@ -52,6 +52,7 @@ from jq.config import QuantConfig, resolve
 from jq.data.sources import Batch, Source, batches, fingerprint, open_source
 from jq.errors import ConfigError, DataError
 from jq.graph import Graph, Node
+from jq.ops.linear import has_product
 from jq.ops.table import lookup
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
@@ -144,12 +145,8 @@ def cuts_alone(graph: Graph, node: Node) -> bool:
 
 def linear_inputs(graph: Graph) -> tuple[str, ...]:
     """The tensors that operators read whose channels' means tell what rounding of the weight shifts, with a bias."""
-    found: dict[str, None] = {}
-    for node in graph.nodes:
-        entry = lookup(node, graph.opset(node.domain))
-        if entry is not None and entry.quant.of_means is not None and len(node.inputs) > 2:
-            found[node.inputs[0]] = None
-    return tuple(found)
+    biased = [n for n in graph.nodes if len(n.inputs) > 2 and has_product(graph, n)]
+    return tuple(dict.fromkeys(n.inputs[0] for n in biased))
 
 
 def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bool = True) -> dict[str, Observer]:

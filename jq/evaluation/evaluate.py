@@ -30,7 +30,7 @@ from jq.evaluation.accuracy import (
     read_labels,
 )
 from jq.evaluation.results import Entry, entries
-from jq.evidence.lint import Finding
+from jq.evidence.lint_rules import Finding
 from jq.util import files
 from jq.util.progress import progress_bar
 

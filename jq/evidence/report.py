@@ -14,7 +14,7 @@ import numpy as np
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import decibels
 from jq.calibration.stats import Stats
-from jq.evidence.lint import Finding
+from jq.evidence.lint_rules import Finding
 from jq.evidence.page import page
 from jq.graph import Graph
 from jq.npu.constraints import Move, errors_of

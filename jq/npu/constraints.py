@@ -29,6 +29,7 @@ from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
 from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, Positions, Reason, Rule, Site, Ways, alike
+from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 
 _SWEEPS_OF_QUARK, _SWEEPS = 5, 100
@@ -172,8 +173,8 @@ class Errors:
         if node.op_type in SUMS or (node.op_type in LINEAR and index == 2):
             part = self._mean_square(tensor)
         elif node.op_type in LINEAR and index == 1 and tensor in self.params:
-            array = self.params[tensor]
-            outputs = array.shape[1 if node.op_type == "Gemm" and not node.attrs.get("transB", 0) else 0]
+            array, layer = self.params[tensor], linear_layer(self.graph, node)
+            outputs = 1 if layer is None else array.shape[layer.axis]
             part = self._mean_square(tensor) * array.size / outputs * self._mean_square(node.inputs[0])
         whole = self._mean_square(node.outputs[0]) if part and self.graph.sole_reader(tensor) is node else 0.0
         return part / whole if whole else 1.0

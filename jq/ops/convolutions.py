@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,9 @@ from jq.arithmetic import kernels, layout
 from jq.errors import ModelError, UnsupportedOp
 from jq.ops.integer.fixed import Fixed
 from jq.ops.integer.products import products
-from jq.ops.table import Array, Context, IntegerContext, Linear, Quant, integer, op
+from jq.ops.table import Array, Context, IntegerContext, Linear, Product, Quant, integer, op
 
-_LINEAR = Quant(absorbs=True, bias="b")
+_ACCUMULATES = Quant(absorbs=True, bias="b")
 _FARTHEST = 1 << 20  # pixels; beyond it lie damaged attributes, for which XLA's sizes and our tables overflow
 
 
@@ -57,13 +56,6 @@ def windows(
             count -= (count - 1) * s >= size + lo  # the last window must start inside the image or its begin pad
             found[i] = (lo, (count - 1) * s + reach - size - lo)
     return strides, dilations, tuple(found)
-
-
-def _conv_of_means(w: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
-    """Where zeros pad an image, its border has less of it."""
-    groups = attrs.get("group", 1)
-    by_group = w.reshape(groups, -1, w.shape[1], math.prod(w.shape[2:])).sum(-1)
-    return np.einsum("goi,gi->go", by_group, means.reshape(groups, -1)).reshape(-1)
 
 
 def _conv_rows(x: Array, w: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
@@ -105,16 +97,10 @@ def _conv_weights(columns: Array, shape: Sequence[int], attrs: Mapping[str, Any]
     return apart.transpose(0, rank, rank - 1, *range(1, rank - 1)).reshape(shape)
 
 
-_CONV_PRODUCTS = Linear("w", _conv_rows, _conv_columns, _conv_weights)
+_CONV = Linear("w", lambda attrs: 0, Product(_conv_rows, _conv_columns, _conv_weights))
 
 
-@op(
-    "Conv",
-    weight="w",
-    layout="last",
-    channels=lambda attrs: ("w", 0),
-    quant=dataclasses.replace(_LINEAR, of_means=_conv_of_means, linear=_CONV_PRODUCTS),
-)
+@op("Conv", weight="w", layout="last", linear=_CONV, quant=_ACCUMULATES)
 def conv(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     pads: Any, strides: Any, ctx: Context,
@@ -238,7 +224,7 @@ def _transposed_windows(
     return strides, dilations, _transposed_pads(spatial, reach, strides, pads, extra, output_shape, auto_pad)
 
 
-@op("ConvTranspose", layout="last", channels=lambda attrs: ("w", 1), quant=_LINEAR)
+@op("ConvTranspose", layout="last", linear=Linear("w", lambda attrs: 1), quant=_ACCUMULATES)
 def conv_transpose(
     x: Array, w: Array, b: Array | None = None, *, auto_pad: str, dilations: Any, group: int, kernel_shape: Any,
     output_padding: Any, output_shape: Any, pads: Any, strides: Any, ctx: Context,

@@ -12,17 +12,13 @@ from jq.arithmetic import layout
 from jq.ops.convolutions import activate, at_places, sum_type, wide
 from jq.ops.integer.fixed import Fixed
 from jq.ops.integer.products import products
-from jq.ops.table import Array, IntegerContext, Linear, Quant, integer, namespace, op
+from jq.ops.table import Array, IntegerContext, Linear, Product, Quant, integer, namespace, op
 
 
 def _gemm_summed(attrs: Mapping[str, Any], index: int) -> int:
     if index > 1:
         return -1
     return int(bool(attrs.get("transB" if index else "transA", 0)) == bool(index))
-
-
-def _gemm_of_means(b: np.ndarray, means: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
-    return attrs.get("alpha", 1.0) * ((b if attrs.get("transB", 0) else b.T) @ means)
 
 
 def _gemm_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
@@ -41,27 +37,24 @@ def _matmul_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarra
     return at_places(a, places if a.ndim > 2 else None)[..., None]
 
 
-_GEMM_PRODUCTS = Linear(
+_GEMM = Linear(
     "b",
-    _gemm_rows,
-    _gemm_columns,
-    _gemm_weights,
-    when=lambda attrs, rank: not attrs.get("transA", 0),
+    lambda attrs: 0 if attrs.get("transB") else 1,
+    Product(_gemm_rows, _gemm_columns, _gemm_weights, when=lambda attrs, rank: not attrs.get("transA", 0)),
 )
-_MATMUL_PRODUCTS = Linear(
+_MATMUL = Linear(
     "b",
-    _matmul_rows,
-    columns=lambda b, attrs: b[None],
-    weights=lambda columns, shape, attrs: columns[0],
-    when=lambda attrs, rank: rank == 2,
+    lambda attrs: -1,
+    Product(
+        _matmul_rows,
+        columns=lambda b, attrs: b[None],
+        weights=lambda columns, shape, attrs: columns[0],
+        when=lambda attrs, rank: rank == 2,
+    ),
 )
 
 
-@op(
-    "Gemm",
-    channels=lambda attrs: ("b", 0 if attrs.get("transB") else 1),
-    quant=Quant(absorbs=True, bias="c", summed=_gemm_summed, of_means=_gemm_of_means, linear=_GEMM_PRODUCTS),
-)
+@op("Gemm", linear=_GEMM, quant=Quant(absorbs=True, bias="c", summed=_gemm_summed))
 def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float, transA: int, transB: int) -> Array:
     y = (a.T if transA else a) @ layout.ordered(b, (1, 0) if transB else (0, 1))
     y = y if alpha == 1 else y * jnp.asarray(alpha, y.dtype)
@@ -103,10 +96,10 @@ def fused_gemm(
     return activate(activation, y, [p for p in (activation_alpha, activation_beta) if p is not None])
 
 
-_PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2, linear=_MATMUL_PRODUCTS)
+_PRODUCT = Quant(absorbs=True, summed=lambda attrs, index: -1 if index == 0 else -2)
 
 
-@op("MatMul", host=True, channels=lambda attrs: ("b", -1), quant=_PRODUCT)
+@op("MatMul", host=True, linear=_MATMUL, quant=_PRODUCT)
 def matmul(a: Array, b: Array) -> Array:
     return namespace(a, b).matmul(a, b)
 

@@ -63,48 +63,49 @@ class IntegerContext(Context):
 Activation = Callable[[Mapping[str, Any], Sequence[Any]], bool]  # attributes and known operands -> whether
 
 
-OfMeans = Callable[[np.ndarray, np.ndarray, Mapping[str, Any]], np.ndarray]  # of weight, means and attributes
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """The operator as a matrix product, group by group: unfoldings of its input, in rows, and of its weight, in columns.
+
+    Each position of an output has a row. `places` selects positions of an image, or of another item of a batch; None
+    selects all.
+    """
+
+    rows: Callable[[Array, Array, Mapping[str, Any], np.ndarray | None], Array]
+    """Input, weight, attributes and places to (positions, K, groups)."""
+    columns: Callable[[Array, Mapping[str, Any]], Array]
+    """Weight and attributes to (groups, K, outputs / groups)."""
+    weights: Callable[[Array, Sequence[int], Mapping[str, Any]], Array]
+    """Columns, shape and attributes to the weight: the inverse of `columns`."""
+    when: Callable[[Mapping[str, Any], int], bool] = lambda attrs, rank: True
+    """Whether a node is such a product, by its attributes and its weight's rank."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """An operator as products, group by group, of rows that it reads of its input with columns of its weight.
-
-    Each position of an output has a row. The places of positions in an image, or in another item of a batch, say which
-    are wanted; None is for all.
-    """
+    """A linear operator's weight: see `ops.linear` for the view of a node."""
 
     weight: str  # the input parameter
-    rows: Callable[[Array, Array, Mapping[str, Any], np.ndarray | None], Array]
-    """Of input, weight, attributes and places: (positions, K, groups)."""
-    columns: Callable[[Array, Mapping[str, Any]], Array]
-    """Of a weight: (groups, K, outputs / groups)."""
-    weights: Callable[[Array, Sequence[int], Mapping[str, Any]], Array]
-    """Columns as a weight of this shape."""
-    when: Callable[[Mapping[str, Any], int], bool] = lambda attrs, rank: True
-    """Whether a node is so, by its attributes and its weight's rank."""
+    axis: Callable[[Mapping[str, Any]], int]  # of the weight's output channels, by the node's attributes
+    product: Product | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Quant:
-    """How an operator is quantized: which of its tensors have a scale of their own, and whose they take over."""
+    """The placement of quantizers at an operator: which of its tensors have a scale, and of whose values."""
 
     inputs: tuple[str, ...] | None = None  # the input parameters that are quantized; None for all that are floats
     outputs: int | None = None  # how many of the outputs, if not all
     shares: bool = False  # the outputs hold values of the first input, so they have its scale
     follows: bool = False  # quantized only where another operator quantizes its input
-    absorbs: bool = False  # an activation that alone reads the output is computed on what is not yet rounded
-    absorbed: Activation | None = None  # whether it is such an activation
+    absorbs: bool = False  # an activation that alone reads the output is computed before rounding
+    absorbed: Activation | None = None  # the condition under which this is such an activation
     pads: bool = False  # puts values around its first input
-    absorbs_pads: bool = False  # what pads its input for it alone is part of it
-    bias: str | None = None  # the input parameter that is added to products, in an integer accumulator
-    summed: Callable[[Mapping[str, Any], int], int] | None = (
-        None  # attributes and input to the axis that is summed over
-    )
-    of_means: OfMeans | None = None  # what a weight makes of the channels' means: each output's mean
-    linear: Linear | None = None  # how its output hangs on its weight
-    when: Activation | None = None  # whether it is quantized at all
-    since: int = 1  # the opset from which on it is
+    absorbs_pads: bool = False  # a Pad that this operator alone reads is part of it
+    bias: str | None = None  # the input parameter that is added in the integer accumulator
+    summed: Callable[[Mapping[str, Any], int], int] | None = None  # attributes and input index to the axis summed over
+    when: Activation | None = None  # the condition under which it is quantized at all
+    since: int = 1  # the first opset at which it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +125,7 @@ class Op:
     layout: Layout  # what the rule does with channels-last operands: see `layout.py`
     cuts: bool  # the output is the first input cut to an interval
     bounds: tuple[float, float] | None  # of what the operator can give, whatever it reads
-    channels: (
-        Callable[[Mapping[str, Any]], tuple[str, int]] | None
-    )  # attributes to weight and its output channels' axis
+    linear: Linear | None  # the weight of a linear operator
     quant: Quant
     moves: Moves  # the outputs are elements of the first input, so that the rule serves its integers too
     integer: Op | None  # the rule on integers with an exact scale
@@ -182,7 +181,7 @@ def op(
     layout: Layout = "plain",
     cuts: bool = False,
     bounds: tuple[float, float] | None = None,
-    channels: Callable[[Mapping[str, Any]], tuple[str, int]] | None = None,
+    linear: Linear | None = None,
     quant: Quant = _DEFAULT_QUANT,
     moves: Moves = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -195,9 +194,8 @@ def op(
     shape computations. `layout` is "plain" for the order that ONNX defines, "same" for elementwise rules,
     "last" for rules that take and return channels last, or the names of the arguments that hold axes.
     `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
-    gives need be represented; `bounds` replace what was observed of its output. `channels` takes a node's
-    attributes to its weight parameter and the axis along which that may have one scale per output channel, and
-    `quant` says how it is quantized, if not with a scale for each of its inputs and outputs. A rule that
+    gives need be represented; `bounds` replace what was observed of its output. `linear` describes the weight
+    of a linear operator, and `quant` where quantizers go, if not at each of its inputs and outputs. A rule that
     `moves` elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
     """
 
@@ -219,7 +217,7 @@ def op(
             layout=layout,
             cuts=cuts,
             bounds=bounds,
-            channels=channels,
+            linear=linear,
             quant=quant,
             moves=moves,
             integer=None,

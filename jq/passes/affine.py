@@ -8,6 +8,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
+from jq.ops.linear import linear_layer
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
@@ -42,8 +43,12 @@ def absorb(
 
     Arrays that others read too are not touched: the node gets its own, under names not in `taken`.
     """
-    weight, bias = graph.params.get(node.inputs[1]), np.zeros(1, np.float32)
-    if weight is None or weight.ndim < 2 or not is_float(weight.dtype) or node.inputs.count(node.inputs[1]) > 1:
+    layer, bias = linear_layer(graph, node), np.zeros(1, np.float32)
+    if layer is None or node.inputs.count(layer.weight) > 1:
+        return None
+    weight = graph.params[layer.weight]
+    by_output = layer.unfolded(weight)
+    if by_output is None or not is_float(weight.dtype):
         return None
     if len(node.inputs) > 2 and node.inputs[2]:
         if (given := graph.params.get(node.inputs[2])) is None:
@@ -54,12 +59,13 @@ def absorb(
         bias = bias * attrs.pop("beta", 1.0)
         if graph.opset() < 7:
             attrs["broadcast"] = 1
-    count = _channels(node, weight)
+    count = len(by_output.weight)
     if not {1, count} >= {scale.size, centre.size, shift.size, *bias.shape[-1:]}:
         return None
     with np.errstate(all="ignore"):
         wide = weight.astype(np.result_type(weight, np.float32), copy=False)
-        new_weight = (wide * _beside(node, weight, scale)).astype(weight.dtype)
+        factor = by_output.folded(np.broadcast_to(scale.reshape(-1, 1, 1), by_output.weight.shape))
+        new_weight = (wide * factor).astype(weight.dtype)
         new_bias = ((bias - centre) * scale + shift + np.zeros(count, np.float32)).astype(weight.dtype)
     if not all(np.isfinite(a.astype(np.float64)).all() for a in (new_weight, new_bias)):
         return None
@@ -72,27 +78,6 @@ def absorb(
 def is_float(dtype: np.dtype) -> bool:
     """Whether weights of this type can be multiplied and rounded to it again."""
     return dtype.kind == "f" or dtype.name == "bfloat16"  # which is no float to numpy
-
-
-def _channels(node: Node, weight: np.ndarray) -> int:
-    """The number of output channels."""
-    if node.op_type == "ConvTranspose":
-        return weight.shape[1] * node.attrs.get("group", 1)
-    return weight.shape[1 if node.op_type == "Gemm" and not node.attrs.get("transB", 0) else 0]
-
-
-def _beside(node: Node, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """One factor for each output channel, in a shape that broadcasts with the weight."""
-    ones = (1,) * (weight.ndim - 2)
-    if scale.size == 1:
-        return scale.reshape(1, 1, *ones)
-    if node.op_type == "Conv":
-        return scale.reshape(-1, 1, *ones)
-    if node.op_type == "Gemm":
-        return scale.reshape((-1, 1) if node.attrs.get("transB", 0) else (1, -1))
-    # ConvTranspose: (in, out / group, ...), where the rows of a group stand together
-    by_group = scale.reshape(-1, weight.shape[1])
-    return by_group.repeat(weight.shape[0] // len(by_group), axis=0).reshape(*weight.shape[:2], *ones)
 
 
 def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> str:

@@ -15,6 +15,7 @@ from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.graph import Graph, Node
 from jq.npu.constraints import Move, constrain
 from jq.npu.rewrites import FORMS, FUNCTIONS, NOT_QUARKS
+from jq.ops.linear import is_linear
 from jq.ops.table import lookup
 from jq.plan import Plan, QParams
 from jq.plan.placement import place, shared
@@ -126,8 +127,7 @@ def weights_to_quantize(graph: Graph, config: QuantConfig) -> Iterator[tuple[str
     """Yield weights and biases of the linear operators that are to be quantized, each with its node."""
     chosen = selected(graph, config)
     for node in graph.nodes:
-        entry = lookup(node, graph.opset(node.domain))
-        if entry is not None and entry.channels is not None and node.outputs[0] in chosen:
+        if is_linear(graph, node) and node.outputs[0] in chosen:
             yield from ((name, node) for name in node.inputs[1:] if name in graph.params)
 
 

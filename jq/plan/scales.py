@@ -25,6 +25,7 @@ from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
 from jq.errors import DataError, ModelError
 from jq.graph import Graph
+from jq.ops.linear import linear_layer
 from jq.ops.table import lookup
 from jq.plan import QParams, ranges
 
@@ -181,13 +182,9 @@ def channel_axes(graph: Graph) -> dict[str, int]:
     """The axis of the output channels of every weight that has one, for all of its readers."""
     found: dict[str, set[int]] = {}
     for node in graph.nodes:
-        entry = lookup(node, graph.opset(node.domain))
-        if entry is None or entry.channels is None:
-            continue
-        parameter, axis = entry.channels(node.attrs)
-        for name in entry.operands(node, frozenset({parameter})):
-            if name in graph.params:
-                found.setdefault(name, set()).add(axis % max(1, graph.params[name].ndim))
+        layer = linear_layer(graph, node)
+        if layer is not None:
+            found.setdefault(layer.weight, set()).add(layer.axis)
     return {name: axes.pop() for name, axes in found.items() if len(axes) == 1}
 
 

@@ -22,12 +22,12 @@ def read_order(graph: Graph, node: Node, tensor: str, rank: int) -> tuple[int, .
     entry = lookup(node, graph.opset(node.domain))
     if entry is None:
         return None
-    parameter, channel = entry.channels(node.attrs) if entry.channels is not None else (entry.weight, None)
+    parameter = entry.weight if entry.linear is None else entry.linear.weight
     if parameter is None or entry.operands(node, frozenset({parameter})) != [tensor]:
         return None
     if parameter == entry.weight:
         return weight_order(rank)
-    return (1, 0) if rank == 2 and channel == 0 else None
+    return (1, 0) if rank == 2 and entry.linear is not None and entry.linear.axis(node.attrs) == 0 else None
 
 
 def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | None = None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jq.data.sources import batches, open_source, readable_again
 from jq.errors import ConfigError, DataError
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
+from jq.ops.linear import bias_of
 from jq.plan import Plan, QParams
 from jq.plan.planning import with_product_scales
 from jq.recovery.adaquant import AdaQuant
@@ -31,7 +32,7 @@ from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Change, Progress
 from jq.recovery.descent import CoordinateDescent
 from jq.recovery.layers import can_round, tune_layer
-from jq.recovery.parts import Kind, Unit, bias_of, units
+from jq.recovery.parts import Kind, Unit, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
 from jq.recovery.rounding import Rounding, Then, nearest
 from jq.recovery.streams import CHUNK_BYTES, Store

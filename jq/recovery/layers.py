@@ -12,9 +12,10 @@ import numpy as np
 
 from jq.arithmetic.formats import Integer
 from jq.graph import Node
+from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 from jq.recovery.means import fitted
-from jq.recovery.parts import Pattern, Unit, bias_of, linear_of, program, weight_of
+from jq.recovery.parts import Pattern, Unit, program
 from jq.recovery.quadratic_form import Form, Sums, sums
 from jq.recovery.rounding import Rounding, compiled, nearest
 from jq.recovery.walk import Site, Tensors, added, over_chunks
@@ -32,14 +33,14 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     index = site.unit.layer
     assert index is not None
     node = graph.nodes[index]
-    weight, bias = weight_of(graph, node), bias_of(graph, node)
-    assert weight is not None
+    layer = linear_layer(graph, node)
+    assert layer is not None and layer.product is not None
+    weight, bias, product = layer.weight, layer.bias, layer.product
     step = functools.partial(_sums, pattern, index, site.feeds, site.given)
     total = added(over_chunks(step, site.floats, site.codes, site.valid))
-    linear, w, scale = linear_of(graph, node), np.asarray(site.given[weight]), site.plan.weights[weight]
-    assert linear is not None
-    rounded, shift, before, after = _solved(compiled(rounding), linear.columns(w, node.attrs), scale, total)
-    site = site.replace(params=site.params | {weight: linear.weights(np.asarray(rounded), w.shape, node.attrs)})
+    w, scale = np.asarray(site.given[weight]), site.plan.weights[weight]
+    rounded, shift, before, after = _solved(compiled(rounding), product.columns(w, node.attrs), scale, total)
+    site = site.replace(params=site.params | {weight: product.weights(np.asarray(rounded), w.shape, node.attrs)})
     if bias is not None and site.given[bias].size == shift.size:
         site = site.replace(
             params=site.params
@@ -66,10 +67,12 @@ def can_round(unit: Unit, plan: Plan) -> bool:
         return False
     graph = unit.pattern.graph
     node = graph.nodes[unit.layer]
-    found = plan.weights[str(weight_of(graph, node))]
-    codes = found.coded is None and isinstance(found.grid, Integer) and not np.any(found.zero_point)
-    reads = node.inputs[0] in {v.name for v in graph.inputs}
-    return linear_of(graph, node) is not None and codes and reads
+    layer = linear_layer(graph, node)
+    if layer is None or layer.product is None:
+        return False
+    qparams = plan.weights[layer.weight]
+    codes = qparams.coded is None and isinstance(qparams.grid, Integer) and not np.any(qparams.zero_point)
+    return codes and node.inputs[0] in {v.name for v in graph.inputs}
 
 
 @program(3)
@@ -81,12 +84,12 @@ def _sums(
     A layer is linear: its outputs are off by what it makes of its inputs' difference.
     """
     node, graph = pattern.graph.nodes[index], pattern.graph
-    linear, weight = linear_of(graph, node), weight_of(graph, node)
-    assert linear is not None and weight is not None
+    layer = linear_layer(graph, node)
+    assert layer is not None and layer.product is not None
     seen, wanted = _images(codes[node.inputs[0]].value), _images(floats[node.inputs[0]].value)
     copies = len(seen) // len(valid)
     of_images = jnp.repeat(valid, copies)
-    return sums(linear, node.attrs, seen, wanted - seen, params[weight], of_images, feeds * copies)
+    return sums(layer.product, node.attrs, seen, wanted - seen, params[layer.weight], of_images, feeds * copies)
 
 
 def _images(chunk: Array) -> Array:

@@ -23,7 +23,8 @@ import numpy as np
 
 from jq.graph import Graph, Node, Value
 from jq.graph.edit import rename
-from jq.ops.table import Linear, demanded, lookup
+from jq.ops.linear import linear_layer
+from jq.ops.table import demanded
 from jq.plan import Plan
 from jq.plan.placement import absorbed
 from jq.recovery.means import activation
@@ -187,35 +188,8 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
 
 def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
     """Whether a node has a weight with channels that a plan quantizes and no other node reads."""
-    name = weight_of(graph, node)
-    return name in plan.weights and name is not None and graph.sole_reader(name) is not None
-
-
-def weight_of(graph: Graph, node: Node) -> str | None:
-    """The weight of a node that has channels: None where it has none."""
-    entry = lookup(node, graph.opset(node.domain))
-    if entry is None or entry.channels is None:
-        return None
-    names = entry.operands(node, frozenset({entry.channels(node.attrs)[0]}))
-    return names[0] if names and names[0] in graph.params else None
-
-
-def bias_of(graph: Graph, node: Node) -> str | None:
-    """The constant bias of a node that no other reads."""
-    entry = lookup(node, graph.opset(node.domain))
-    if entry is None or entry.quant.bias is None:
-        return None
-    names = entry.operands(node, frozenset({entry.quant.bias}))
-    return names[0] if names and names[0] in graph.params and graph.sole_reader(names[0]) is not None else None
-
-
-def linear_of(graph: Graph, node: Node) -> Linear | None:
-    """How a node's output hangs on its weight, where that is a sum of products with what it reads."""
-    entry = lookup(node, graph.opset(node.domain))
-    found, weight = None if entry is None else entry.quant.linear, weight_of(graph, node)
-    if found is None or weight is None or node.inputs[0] in graph.arrays:
-        return None
-    return found if found.when(node.attrs, graph.params[weight].ndim) else None
+    layer = linear_layer(graph, node)
+    return layer is not None and layer.weight in plan.weights and graph.sole_reader(layer.weight) is not None
 
 
 def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.ops.table import Linear
+from jq.ops.table import Product
 
 Array = Any
 _SAMPLES, _LEAST = 64, 1 << 11  # positions: per row of A, and at least
@@ -83,7 +83,7 @@ def _products(a: Array, d: Array) -> Array:
     return jnp.sum(a[..., None] * d[:, None], axis=2) if a.shape[1] <= _FEW else a @ d
 
 
-def sums(linear: Linear, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int) -> Sums:
+def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int) -> Sums:
     """What images x add, which are off by so much from what the float network's weights w read.
 
     Outputs are off by what these weights make of that. `samples` is how many images there are in all.

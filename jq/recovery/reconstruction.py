@@ -24,11 +24,12 @@ from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import mse, power
 from jq.arithmetic.numerics import nearest
 from jq.graph import Graph
+from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 from jq.readings.fake import fake_quant
 from jq.readings.tracing import trace
 from jq.recovery.adaquant import falling
-from jq.recovery.parts import Pattern, Unit, bias_of, program, weight_of
+from jq.recovery.parts import Pattern, Unit, program
 from jq.recovery.streams import Kept, joined
 from jq.recovery.walk import Site, Tensors, added, over_chunks, values
 
@@ -82,8 +83,8 @@ def tune_unit(
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
-    weights = {k for n in layers if (k := weight_of(graph, n))}
-    biases = {k for n in layers if (k := bias_of(graph, n))}
+    views = [layer for n in layers if (layer := linear_layer(graph, n)) is not None]
+    weights, biases = {v.weight for v in views}, {v.bias for v in views if v.bias is not None}
     rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
     start = Tuned(

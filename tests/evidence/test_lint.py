@@ -18,7 +18,8 @@ from onnx import TensorProto, helper
 import jq.zoo
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, ModelError
-from jq.evidence.lint import RULES, Finding, lint
+from jq.evidence.lint import RULES, lint
+from jq.evidence.lint_rules import Finding
 from jq.graph.domains import CONTRIB, QUARK, VITIS
 from jq.graph.read import load
 from jq.npu.facts import NPU_FORMATS, pool_factor, pool_multiplier

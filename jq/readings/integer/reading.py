@@ -223,7 +223,7 @@ class Reading:
                 weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
                 if not is_pair(node) and value is not None and not integers:
                     return None
-                if weight and rule.channels is None:
+                if weight and rule.linear is None:
                     return None
         return operands
 

@@ -247,5 +247,5 @@ def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.nda
 def _channels(op_type: str, node: Node) -> int:
     """The axis of a weight's outputs."""
     entry = lookup(Node(op_type, (), ()), _NEWEST)
-    assert entry is not None and entry.channels is not None
-    return entry.channels(node.attrs)[1]
+    assert entry is not None and entry.linear is not None
+    return entry.linear.axis(node.attrs)

@@ -16,11 +16,10 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.schemas import attributes
+from jq.ops.linear import linear_layer
 from jq.passes.affine import is_float
 
 FIXED = 0  # the class of all channels that have no factor
-
-_View = tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,62 +210,20 @@ def _components(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def layer_of(graph: Graph, node: Node) -> Layer | None:
     """The node as a layer, or None where its arrays are not constant or not of a value per channel."""
-    if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or len(node.inputs) < 2:
+    linear = linear_layer(graph, node)
+    if linear is None or node.attrs.get("transA", 0):
         return None
-    weight = graph.params.get(node.inputs[1])
-    name = node.inputs[2] if len(node.inputs) > 2 else ""
-    bias = graph.params.get(name)
-    if weight is None or not is_float(weight.dtype) or (name and bias is None):
+    weight, name = graph.params[linear.weight], node.inputs[2] if len(node.inputs) > 2 else ""
+    bias, by_output = graph.params.get(name), linear.unfolded(weight)
+    if by_output is None or not is_float(weight.dtype) or (name and bias is None):
         return None
-    found = _product(graph, node, weight) if node.op_type in ("Gemm", "MatMul") else _convolution(node, weight)
-    if found is None:
+    if weight.ndim == 2 and _rank(graph, node.inputs[0]) != 2:
         return None
-    seen, reads, turned = found
-    outputs = len(seen)
+    outputs = len(by_output.weight)
     if bias is not None and (bias.size not in (1, outputs) or (bias.size > 1 and bias.shape[-1] != outputs)):
         return None
     flat = None if bias is None else np.broadcast_to(bias.reshape(-1), outputs).astype(np.float32)
-    return Layer(node, seen.astype(np.float32, copy=False), flat, reads, turned)
-
-
-def _product(graph: Graph, node: Node, weight: np.ndarray) -> _View | None:
-    """A matrix as [O, J, 1], what it reads, and the way back."""
-    if weight.ndim != 2 or _rank(graph, node.inputs[0]) != 2 or node.attrs.get("transA", 0):
-        return None
-    axes = (0, 1) if node.attrs.get("transB", 0) else (1, 0)
-
-    def turned(array: np.ndarray) -> np.ndarray:
-        return array[:, :, 0].transpose(axes)
-
-    return weight.transpose(axes)[:, :, None], np.arange(weight.shape[axes[1]])[None], turned
-
-
-def _convolution(node: Node, weight: np.ndarray) -> _View | None:
-    """A convolution's weight as [O, J, K], what it reads, and the way back."""
-    group, shape = node.attrs.get("group", 1), weight.shape
-    if node.op_type == "Conv":
-        outputs, each = shape[:2]
-        if outputs % group:
-            return None
-        first = np.arange(outputs) // (outputs // group) * each
-        seen = weight.reshape(outputs, each, -1)
-
-        def turned(array: np.ndarray) -> np.ndarray:
-            return array.reshape(shape)
-
-    else:
-        inputs, made = shape[:2]
-        if inputs % group:
-            return None
-        each = inputs // group
-        first = np.repeat(np.arange(group) * each, made)
-        seen = weight.reshape(group, each, made, -1).swapaxes(1, 2).reshape(group * made, each, -1)
-
-        def turned(array: np.ndarray) -> np.ndarray:
-            return array.reshape(group, made, each, -1).swapaxes(1, 2).reshape(shape)
-
-    reads = (first[:1] if group == 1 else first)[:, None] + np.arange(each)
-    return seen, reads, turned
+    return Layer(node, by_output.weight.astype(np.float32, copy=False), flat, by_output.reads, by_output.folded)
 
 
 _HOMOGENEOUS = frozenset({

@@ -21,7 +21,7 @@ import numpy as np
 
 from jq.arithmetic import layout
 from jq.graph import Graph, Node
-from jq.ops.linear import scale_and_shift
+from jq.ops.linear import linear_layer, scale_and_shift
 from jq.passes.affine import is_float
 from jq.recovery.equalization.rewrite import rewritten
 
@@ -140,13 +140,10 @@ def _layer(graph: Graph, node: Node) -> Layer | None:
     weight, bias = graph.params.get(node.inputs[1]), graph.params.get(_bias_name(node))
     if weight is None or not is_float(weight.dtype) or (bias is None and _bias_name(node)):
         return None
-    if node.op_type == "Gemm":
-        outputs, inputs = (0, 1) if node.attrs.get("transB", 0) else (1, 0)
-    else:
-        group = node.attrs.get("group", 1)
-        outputs, inputs = 0, 1 if group == 1 else 0
-        if group > 1 and weight.shape[:2] != (group, 1):
-            return None
+    linear = linear_layer(graph, node)
+    if linear is None or (linear.groups > 1 and weight.shape[:2] != (linear.groups, 1)):
+        return None
+    outputs, inputs = linear.axis, 1 - linear.axis if linear.groups == 1 else 0
     count = weight.shape[outputs]  # a bias of a Gemm may have a value for each row, too
     if bias is not None and bias.size != 1 and not bias.size == bias.shape[-1] == count:
         return None

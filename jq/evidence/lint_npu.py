@@ -1,0 +1,255 @@
+"""Rules of `lint` on the NPU: the operators that it has, and the numbers that it computes in them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jq.config import QuantConfig
+from jq.evidence.lint_rules import Found, Rule, Severity, bits_of, counted, grouped, listed, rule
+from jq.graph import Graph, Node, Value
+from jq.graph.quantizers import is_quantized
+from jq.graph.schemas import attributes
+from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
+from jq.npu.rewrites.pools import reduced_axes, split_kernel
+from jq.plan.placement import absorbed, rule_of
+from jq.plan.selection import selected
+
+RULES: list[Rule] = []
+_rule = functools.partial(rule, RULES)
+_LARGE = 0.01  # relative difference from which a change of the model is a warning, below which a note
+
+
+@_rule("op-not-on-npu")
+def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    wanted = _format(config)
+    if not wanted:  # BF16's column leaves out Relu: its compiler takes float models and has its own say
+        return
+    steering = _shape_arithmetic(graph)
+    rewrites = {
+        "Split": selected(graph, config.replace(op_types=None)) if "split_to_slice" in config.rewrites else (),
+        "Sigmoid": selected(graph, config) if "sigmoid_to_hard_sigmoid" in config.forms else (),
+    }
+
+    def on_npu(node: Node) -> bool:
+        return not node.domain and wanted in NPU_FORMATS.get(node.op_type, ())
+
+    nodes = [n for n in graph.nodes if not (on_npu(n) or n in steering or n.subgraphs or is_quantized(n))]
+    found = grouped(nodes, lambda n: (n.qualified, n.outputs[0] in rewrites.get(n.qualified, ())))
+    for (op, rewritten), nodes in sorted(found.items(), key=lambda item: -len(item[1])):
+        if op == "HardSigmoid" and wanted == "XINT8":
+            # x * HardSigmoid(x) is HardSwish, under which name it is listed; other slopes are `hard-sigmoid`'s.
+            nodes = [n for n in nodes if is_hard_sigmoid(attributes(graph, n)) and not _gates_itself(graph, n)]
+        if nodes:
+            severity, advice = _advice(graph, op, nodes, wanted, rewritten)
+            text = f"{counted(len(nodes), f'{op} node')}, not listed for {wanted} on the NPU: {advice}"
+            yield Found(nodes[0].label, text, severity)
+
+
+def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten: bool) -> tuple[Severity, str]:
+    """What to say of nodes of one operator that is not listed, and how loudly, if they are rewritten or not."""
+    if op == "Split" and rewritten and wanted in NPU_FORMATS["Slice"]:
+        return "note", "split_to_slice makes Slices of it, which are listed"
+    if op == "Sigmoid" and rewritten and wanted == "XINT8":
+        silu = sum(_gates_itself(graph, n) for n in nodes)
+        gates = f"; {silu} of them gate their own input, and become HardSwish" if silu else ""
+        return "warning", (
+            "sigmoid_to_hard_sigmoid makes HardSigmoid(1/6, 0.5) of it, up to 0.07 away: train with HardSigmoid or "
+            f"HardSwish, or take A8W8, which lists Sigmoid{gates}"
+        )
+    if op == "HardSigmoid" and wanted == "XINT8":
+        return "note", "its reference code has this form (1/6, 0.5), so look where the compiler puts it"
+    listed = f"; listed for {', '.join(NPU_FORMATS[op])}" if op in NPU_FORMATS else ""
+    return "warning", f"expect the CPU to run it and a transfer each way{listed}"
+
+
+@_rule("leaky-slope")
+def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    by_slope = grouped(_nodes(graph, config, "LeakyRelu"), lambda n: float(attributes(graph, n)["alpha"]))
+    for slope, nodes in by_slope.items():
+        held = leaky_slope(slope) if math.isfinite(slope) else math.nan
+        change = abs(held / slope - 1) if slope else abs(held)
+        if not change <= 1e-6:
+            yield Found(
+                nodes[0].label,
+                f"alpha {slope:.6g} at {counted(len(nodes), 'LeakyRelu node')} becomes {held * 256:.6g}/256 = {held:.6g} "
+                f"({_percent(change)} off), as the NPU holds n/256: train with such a slope (26/256 for 0.1)",
+                "note" if change < 0.05 else None,
+            )
+
+
+@_rule("hard-sigmoid")
+def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    found = [n for n in _nodes(graph, config, "HardSigmoid") if not is_hard_sigmoid(attributes(graph, n))]
+    forms = grouped(found, lambda n: tuple(float(attributes(graph, n)[name]) for name in ("alpha", "beta")))
+    for (alpha, beta), nodes in forms.items():
+        yield Found(
+            nodes[0].label,
+            f"alpha {alpha:.6g}, beta {beta:.6g} at {counted(len(nodes), 'HardSigmoid node')}; the NPU has 1/6 and 0.5 "
+            "alone, so the CPU runs it: train with these",
+        )
+
+
+@_rule("clip-range", "note")
+def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    fused = absorbed(graph)
+
+    def left(node: Node) -> bool:
+        source = graph.producer.get(node.inputs[0])
+        before = source and rule_of(graph, source)
+        return bool(before and before.absorbs and graph.sole_reader(node.inputs[0])) and node.inputs[0] not in fused
+
+    found = grouped(filter(left, _nodes(graph, config, "Clip")), lambda n: _limits(graph, n))
+    for bounds, nodes in found.items() if config.fuse_activations else ():
+        if bounds is not None:
+            yield Found(
+                nodes[0].label,
+                f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {counted(len(nodes), 'node')} after a Conv or its like; only "
+                "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits",
+            )
+
+
+@_rule("pool-size")
+def _pool_size(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    for (op, window), nodes in _windows(graph, config).items():
+        what, count = _pools(op, window, nodes), math.prod(window)
+        splits = op == "GlobalAveragePool" and "split_large_pool" in config.rewrites and len(window) == 2
+        if splits and split_kernel(window[0], window[1]) is not None:
+            text = "more than 512 elements, so it is split into two pools and rounded twice: pool earlier in the model"
+            yield Found(nodes[0].label, f"{what}: {text}", "note")
+        elif op != "ReduceMean" and is_too_large(window):
+            text = f"{count} elements; the NPU takes up to 512, in sides up to 255: pool in two steps"
+            yield Found(nodes[0].label, f"{what}: {text}")
+
+
+@_rule("pool-factor")
+def _pool_factor(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    for (op, window), nodes in _windows(graph, config).items():
+        if op != "ReduceMean" and is_too_large(window):
+            continue  # `pool-size` has said so
+        count = math.prod(window)
+        multipliers = [reciprocal(d) for d in window] if op == "ReduceMean" else [pool_multiplier(window)]
+        error = math.prod(m / 2**s for m, s in multipliers) * count - 1
+        if abs(error) > 1e-9:
+            fraction = " * ".join(f"{m}/{2**s}" for m, s in multipliers)
+            yield Found(
+                nodes[0].label,
+                f"{_pools(op, window, nodes)}: the NPU multiplies by {fraction} instead of 1/{count}, "
+                f"{_percent(error, '+')} off{'' if len(set(window)) == 1 else ', which vendor tools do not simulate'}: "
+                "a side that is a power of two is exact",
+                "note" if abs(error) < _LARGE else None,
+            )
+
+
+def _windows(graph: Graph, config: QuantConfig) -> dict[tuple[str, tuple[int, ...]], list[Node]]:
+    """Means by operator and by what they are over, where that is known."""
+    nodes = _nodes(graph, config, "AveragePool", "GlobalAveragePool", "ReduceMean")
+    found = grouped(nodes, lambda n: (n.op_type, _mean_window(graph, n)))
+    return {key: nodes for key, nodes in found.items() if key[1]}
+
+
+def _pools(op: str, window: Sequence[int], nodes: Sequence[Node]) -> str:
+    return f"{counted(len(nodes), f'{op} node')} over {'x'.join(map(str, window))}"
+
+
+@_rule("padded-average-pool")
+def _padded_average(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    found = [
+        n
+        for n in _nodes(graph, config, "AveragePool")
+        if not attributes(graph, n).get("count_include_pad", 0) and _overhangs(graph, n)
+    ]
+    if found:
+        windows = listed(sorted({"x".join(map(str, attributes(graph, n)["kernel_shape"])) for n in found}))
+        yield Found(
+            found[0].label,
+            f"{counted(len(found), 'AveragePool node')} ({windows}) whose windows overhang the border with "
+            "count_include_pad=0; the NPU divides by the whole window, so values at the border are too small (in a 3x3 "
+            "corner 4/9 of what they should be): export with count_include_pad=1, or leave the node in float",
+        )
+
+
+def _nodes(graph: Graph, config: QuantConfig, *ops: str) -> Iterator[Node]:
+    """The nodes of these operators that are quantized, if the format is the one whose NPU arithmetic is known."""
+    if _format(config) == "XINT8":
+        chosen = selected(graph, config)
+        yield from (n for n in graph.nodes if n.op_type in ops and not n.domain and n.outputs[0] in chosen)
+
+
+def _format(config: QuantConfig) -> str:
+    """The vendor's name of a format of integers, in which int8 with float scales is A8W8 whatever else; or empty."""
+    bits = bits_of(config.activation)
+    if config.scale == "power_of_two":
+        return "XINT8" if bits == 8 else ""
+    return {16: "A16W8", 8: "A8W8"}.get(bits, "")
+
+
+def _percent(ratio: float, sign: str = "") -> str:
+    return f"{ratio:{sign}.2%}"
+
+
+def _shape_arithmetic(graph: Graph) -> set[Node]:
+    """Nodes that compute on shapes alone: with a fixed batch they fold away, and `dynamic-batch` says so."""
+    known = set(graph.arrays)
+    found = set()
+    for node in graph.nodes:
+        if node.op_type in ("Shape", "Size") or all(r in known for r in node.reads()):
+            found.add(node)
+            known.update(node.outputs)
+    return found
+
+
+def _gates_itself(graph: Graph, node: Node) -> bool:
+    """Whether a sigmoid's input is multiplied by it, and by nothing else."""
+    reader = graph.sole_reader(node.outputs[0])
+    return reader is not None and reader.op_type == "Mul" and node.inputs[0] in reader.inputs
+
+
+def _shape(graph: Graph, name: str) -> tuple[int | str | None, ...]:
+    return graph.values.get(name, Value(name)).shape or ()
+
+
+def _limits(graph: Graph, node: Node) -> tuple[float, float] | None:
+    """The bounds of a Clip; None if they are not constant."""
+    bounds = [-math.inf, math.inf]
+    for i, name in enumerate(("min", "max")):
+        tensor = node.inputs[i + 1] if len(node.inputs) > i + 1 else ""
+        if not tensor:
+            bounds[i] = float(node.attrs.get(name, bounds[i]))
+        elif tensor not in graph.arrays or graph.arrays[tensor].size != 1:
+            return None
+        else:
+            bounds[i] = float(graph.arrays[tensor].item())
+    return bounds[0], bounds[1]
+
+
+def _mean_window(graph: Graph, node: Node) -> tuple[int, ...]:
+    """What an average is over; empty where that is not known."""
+    if node.op_type == "AveragePool":
+        window: Sequence[Any] = attributes(graph, node).get("kernel_shape", ())
+    else:
+        shape = _shape(graph, node.inputs[0])
+        axes: Iterable[int] = range(2, len(shape))
+        if node.op_type == "ReduceMean":
+            given = reduced_axes(graph, node) or ()
+            axes = sorted({a % len(shape) for a in given if -len(shape) <= a < len(shape)})
+        window = [shape[a] for a in axes]
+    return tuple(window) if all(isinstance(d, int) and d > 0 for d in window) else ()
+
+
+def _overhangs(graph: Graph, node: Node) -> bool:
+    """Whether some windows of a pool reach over the border; of an image of unknown size, whether all of them fit."""
+    attrs = attributes(graph, node)
+    kernel = attrs.get("kernel_shape", ())
+    strides, dilations, auto_pad = attrs.get("strides"), attrs.get("dilations"), attrs.get("auto_pad", "NOTSET")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or (1,) * len(kernel), strict=True)]
+    known = _shape(graph, node.inputs[0])[2:] or reach
+    if len(known) != len(reach):
+        return False  # no valid pool: whoever evaluates it says what is wrong
+    sizes = [size if isinstance(size, int) else least for size, least in zip(known, reach, strict=True)]
+    from jq.ops.convolutions import windows  # the op table is not loaded with the package
+
+    *_, pads = windows(sizes, kernel, strides, dilations, attrs.get("pads"), auto_pad, attrs.get("ceil_mode", 0))
+    return any(high > 0 or low > 0 for low, high in pads)

@@ -1,0 +1,149 @@
+"""Rules of `lint` on constants: what a scale of few bits loses of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.config import QuantConfig
+from jq.evidence.lint_rules import Found, Rule, counted, float_params, listed, rule
+from jq.graph import Graph, Node
+from jq.ops.linear import linear_layer
+
+RULES: list[Rule] = []
+_rule = functools.partial(rule, RULES)
+_DEAD = 1e-6  # of a tensor's largest weight: such a channel holds nothing, whatever the format
+_DECAYED = 1e-4  # such a channel is no measure of the others
+_FEW_BITS = 3
+_FEW_BITS_CODE = 2 ** (_FEW_BITS - 1) - 1  # the largest code of that many bits
+_MANY = 0.1  # of the channels
+_TINY, _HUGE = 1e-4, 1e4  # constants added to activations: an epsilon, a mask
+_VANISHING = 0.5  # of a constant's elements
+
+
+@_rule("channel-range")
+def _channel_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    top = _largest_code(config)
+    if config.per_channel or not top:
+        return
+    found: list[tuple[float, Node, str]] = []
+    for node, name, ranges in _channel_ranges(graph):
+        live = ranges[ranges > _DECAYED * ranges.max(initial=0)]
+        if live.size < 2:
+            continue
+        codes = live / live.max() * top
+        weak, gone = np.count_nonzero(codes < _FEW_BITS_CODE), np.count_nonzero(codes < 0.5)
+        # What training has let decay is far below the rest and vanishes without harm (ResNet-50 has such); channels
+        # that keep a bit or two are ones that matter (depthwise layers of MobileNets), or so is the median one.
+        if weak - gone >= _MANY * live.size or np.median(codes) < _FEW_BITS_CODE:
+            ratio, least = codes.max() / np.median(codes), codes.max() / codes.min()
+            text = (
+                f"{name}: {weak} of {live.size}{f', {gone} of them all zero' * bool(gone)}; the largest is {ratio:.3g} "
+            )
+            found.append((weak / live.size, node, text + f"times the median and {least:.3g} times the smallest"))
+    if found:
+        found.sort(key=lambda f: -f[0])
+        advice = (
+            "equalize the layers (CLE), or finetune after quantizing"
+            if config.scale == "power_of_two"
+            else "set per_channel=True"
+        )
+        yield Found(
+            found[0][1].label,
+            f"output channels get fewer than {_FEW_BITS} bits from one scale per tensor, in {counted(len(found), 'weight')} "
+            f"({listed((text for _, _, text in found), ' | ')}): {advice}",
+        )
+
+
+@_rule("dead-channel", "note")
+def _dead_channel(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    found: list[tuple[str, int, int]] = []
+    for _, name, ranges in _channel_ranges(graph):
+        dead = int(np.count_nonzero(ranges <= _DEAD * ranges.max(initial=0)))
+        if dead:
+            found.append((name, dead, ranges.size))
+    if found:
+        total = sum(dead for _, dead, _ in found)
+        found.sort(key=lambda f: -f[1] / f[2])
+        yield Found(
+            found[0][0],
+            f"{counted(total, 'output channel')} with weights all zero (below {_DEAD:g} of the tensor's largest), in "
+            f"{counted(len(found), 'weight')} ({listed(f'{k}: {dead} of {size}' for k, dead, size in found)}): "
+            "they cost time and give a constant; prune them",
+        )
+
+
+@_rule("constant-range")
+def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    found: dict[str, list[tuple[str, Node]]] = {}
+    top, floats = _largest_code(config), dict(float_params(graph))
+    for node in graph.nodes if top else ():
+        for name in dict.fromkeys(node.inputs if node.op_type in _ELEMENTWISE and not node.domain else ()):
+            size = np.abs(floats.get(name, np.zeros(0))).astype(np.float64).reshape(-1)
+            size = size[np.isfinite(size) & (size > 0)]
+            if not size.size:
+                continue
+            largest, lost = size.max(), np.count_nonzero(size < size.max() / top / 2)
+            text = f"{name} of {node.label}: {largest:.3g}"
+            if largest >= _HUGE and node.op_type in ("Add", "Sub", "Where", "Max", "Min"):
+                found.setdefault(_TOO_LARGE, []).append((text, node))
+            elif largest < _TINY and node.op_type in ("Add", "Max") and _is_guarded(graph, node):
+                found.setdefault(_TOO_SMALL, []).append((text, node))
+            elif lost >= _VANISHING * size.size:
+                text = f"{name} of {node.label}: {lost} of {size.size} beside {largest:.3g}"
+                found.setdefault(_TOO_WIDE, []).append((text, node))
+    for message, operands in found.items():
+        what = f"{counted(len(operands), 'constant operand')} {message} ({listed((t for t, _ in operands), ' | ')})"
+        yield Found(operands[0][1].label, what)
+
+
+_TOO_LARGE = (
+    "so large that at one scale with them nothing is left of other values; where it masks before a Softmax, -100 does "
+    "as well, otherwise leave the node in float"
+)
+_TOO_SMALL = (
+    "so small that an 8-bit sum does not show it, so the division, root or logarithm after it is not guarded: leave "
+    "these nodes in float"
+)
+_TOO_WIDE = (
+    "at least half of whose elements round to zero at the scale of the largest: use two constants, or leave the node "
+    "in float"
+)
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "PRelu"})
+
+
+def _largest_code(config: QuantConfig) -> float:
+    """Of a weight; 0 where weights have no scale per tensor or channel."""
+    weight = config.weight
+    return (weight.narrow.qmax - weight.narrow.qmin) / 2 if isinstance(weight, Integer) else 0.0
+
+
+def _channel_ranges(graph: Graph) -> Iterator[tuple[Node, str, np.ndarray]]:
+    """The largest magnitude in each output channel of each weight, weights that several nodes share once."""
+    seen: set[str] = set()
+    floats = dict(float_params(graph))
+    for node in graph.nodes:
+        layer = linear_layer(graph, node)
+        if layer is None or layer.weight in seen or layer.weight not in floats:
+            continue
+        weight = floats[layer.weight]
+        if weight.ndim < 2 or not weight.size:
+            continue
+        seen.add(layer.weight)
+        by_output = layer.unfolded(weight)
+        rows = np.moveaxis(weight, layer.axis, 0) if by_output is None else by_output.weight
+        axes = tuple(range(1, rows.ndim))
+        ranges = np.maximum(rows.max(axes), -rows.min(axes))
+        if np.isfinite(ranges).all():  # else `non-finite` has said so
+            yield node, layer.weight, ranges.astype(np.float64)
+
+
+def _is_guarded(graph: Graph, node: Node) -> bool:
+    """Whether an operator that zero would break reads the node's output: what was added is an epsilon."""
+    return any(
+        n.op_type in ("Sqrt", "Reciprocal", "Log", "Pow") or (n.op_type == "Div" and n.inputs[1] in node.outputs)
+        for n in graph.consumers.get(node.outputs[0], ())
+    )
