@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import heapq
 import itertools
 import math
 import os
@@ -21,6 +20,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from jq.errors import ModelError
 from jq.graph import Dim, Graph, Node, Value
+from jq.graph.order import sorted_nodes
 
 OLDEST_OPSET = 1  # opsets below 7 are read, though only 7 and up are promised
 # Tensors above this size never travel through onnx's C++ (which serializes, hence the 2 GB limit).
@@ -164,7 +164,7 @@ class _Reader:
             nodes.append(self._node(node, opsets, inner, f"{prefix}{node.name or f'node{index}'}/", renamed))
         declared = {v.name: read_value(v) for v in proto.value_info}
         outputs = tuple(_rename(read_value(v), renamed) for v in proto.output)
-        ordered = _toposort(nodes, scope | defined | self.arrays.keys(), outputs)
+        ordered = sorted_nodes(nodes, scope | defined | self.arrays.keys(), outputs)
         return Graph(ordered, inputs, outputs, {}, {}, opsets, proto.name or "graph", declared)
 
     def _node(
@@ -406,46 +406,6 @@ def _arity(op_type: str, domain: str, opset: int) -> tuple[tuple[int, int], tupl
     except onnx.defs.SchemaError:  # a custom operator, or one of a vendor
         return None
     return (schema.min_input, schema.max_input), (0, schema.max_output)  # outputs may be left unnamed
-
-
-def _toposort(nodes: Sequence[Node], known: set[str] | frozenset[str], outputs: Iterable[Value]) -> tuple[Node, ...]:
-    """Nodes in dependency order (stable), or a ModelError that names the cause."""
-    producer: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        for name in filter(None, node.outputs):
-            if name in producer or name in known:
-                raise ModelError(f"node {node.label!r} ({node.op_type}): its output {name!r} is defined twice")
-            producer[name] = index
-    waiting: list[set[int]] = []
-    readers: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes):
-        before = set()
-        for name in dict.fromkeys(node.reads()):
-            if name in producer:
-                before.add(producer[name])
-            elif name not in known:
-                raise ModelError(
-                    f"node {node.label!r} ({node.op_type}) reads {name!r}, which is no input, initializer or node output"
-                )
-        for source in before:
-            readers.setdefault(source, []).append(index)
-        waiting.append(before)
-    for value in outputs:
-        if value.name and value.name not in producer and value.name not in known:
-            raise ModelError(f"graph output {value.name!r} is made by no node")
-    ready = [i for i, before in enumerate(waiting) if not before]
-    order: list[Node] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(nodes[index])
-        for reader in readers.get(index, ()):
-            waiting[reader].discard(index)
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(nodes):
-        stuck = next(n for i, n in enumerate(nodes) if waiting[i])
-        raise ModelError(f"the graph is cyclic: node {stuck.label!r} ({stuck.op_type}) depends on itself")
-    return tuple(order)
 
 
 def _domain(domain: str) -> str:

@@ -7,9 +7,6 @@ the option differs from Quark's default.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -17,125 +14,14 @@ from typing import Any
 
 from jq.arithmetic.formats import Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod
+from jq.compat.quark.draft import Draft, Option, count, flag, number, numbers, word
 from jq.compat.quark.inputs import check_names, ranges_of, shapes_of
 from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
-from jq.config import CONSTRAINTS, QuantConfig
+from jq.config import CONSTRAINTS
 from jq.errors import ConfigError, suggest
-from jq.graph import Graph
 from jq.npu.rewrites import FORMS, STRUCTURE
-from jq.passes.prepare import prepare
 from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
-
-
-@dataclasses.dataclass
-class Draft:
-    """A `QuantConfig` under construction, with the other settings of a Quark run."""
-
-    base: QuantConfig
-    graph: Graph
-    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)  # what is done otherwise than the option says
-    opset: int | None = None
-    samples: int | None = None
-    random: bool = False
-    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of random data
-    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
-    spill: str | os.PathLike[str] | None = None
-    usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Quark's own parameters of fine-tuning
-
-    def __getitem__(self, field: str) -> Any:
-        return self.changes.get(field, getattr(self.base, field))
-
-    def __setitem__(self, field: str, value: Any) -> None:
-        self.changes[field] = value
-
-    @functools.cached_property
-    def cleaned(self) -> Graph:
-        """The graph as it is calibrated, except for the NPU's rewrites."""
-        return prepare(self.graph)
-
-    def exclude(self, nodes: list[str]) -> None:
-        """Exclude nodes by name."""
-        self["exclude"] = (*self["exclude"], *(literal(name) for name in nodes))
-
-    def override(self, pattern: str, **options: Any) -> None:
-        """Add overrides for a node or an operator to those it already has."""
-        overrides = {p: dict(o) for p, o in dict(self.changes.get("overrides", {})).items()}
-        overrides[pattern] = {**overrides.get(pattern, {}), **options}
-        self["overrides"] = overrides
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """An option's effect, in words and as a function of the draft, the option's name and its value."""
-
-    effect: str
-    apply: Callable[[Draft, str, Any], None]
-
-
-def apply(table: Mapping[str, Option], given: Mapping[str, Any], draft: Draft, where: str) -> None:
-    """Apply the given options to the draft, in the order of the table; an unknown one is a ConfigError."""
-    for name in given:
-        if name not in table:
-            raise ConfigError(f"{where} has no option {name!r}.{suggest(str(name), table)}")
-    for name, option in table.items():
-        if name in given:
-            option.apply(draft, name, given[name])
-
-
-def literal(name: str) -> str:
-    """Return the pattern that matches this name only.
-
-    >>> literal("block[0]")
-    'block[[]0]'
-    """
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-# ---------------------------------------------------------------------------------------------
-# Kinds of values
-# ---------------------------------------------------------------------------------------------
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; expected True or False")
-    return value
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name} is {value!r}; expected a whole number, 0 or more")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{name} is {value!r}; expected a number")
-    return value
-
-
-def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{name} is {value!r}; expected a list of numbers")
-    return tuple(_number(name, v) for v in value)
-
-
-def _word(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; expected a word")
-    return value
-
-
-def names(name: str, value: Any) -> tuple[str, ...]:
-    """The names that an option holds, as a tuple; None holds none."""
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-        raise ConfigError(f"{name} is {value!r}; expected a list of names")
-    return tuple(value)
-
 
 # ---------------------------------------------------------------------------------------------
 # Kinds of options
@@ -154,7 +40,7 @@ def _member(field: str, *members: str) -> Option:
     order = {"rewrites": tuple(STRUCTURE), "forms": tuple(FORMS), "constraints": CONSTRAINTS}[field]
 
     def change(draft: Draft, name: str, value: Any) -> None:
-        if _flag(name, value) and field == "constraints" and draft["scale"] == "float":
+        if flag(name, value) and field == "constraints" and draft["scale"] == "float":
             draft.notes.append(f"{name}=True: float scales need not be alike, and each tensor keeps its own")
             return
         kept = {*draft[field], *members} if value else {*draft[field]} - {*members}
@@ -167,7 +53,7 @@ def _clears(field: str) -> Option:
     """A switch over all rewrites, forms or constraints: False leaves none."""
 
     def change(draft: Draft, name: str, value: Any) -> None:
-        if not _flag(name, value):
+        if not flag(name, value):
             draft[field] = ()
 
     return Option(f"False leaves no {field}", change)
@@ -219,20 +105,20 @@ def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
 
 
 def _bins(draft: Draft, name: str, value: Any) -> None:
-    count, method = _count(name, value), draft["method"]
-    if count:
-        draft["bins"] = count
+    bins, method = count(name, value), draft["method"]
+    if bins:
+        draft["bins"] = bins
         draft["method"] = "minmse_hist" if method == "minmse" else method
     elif method != "minmse":
         raise ConfigError(f"{name}=0 is of MinMSE, which then looks at the values themselves, not of {method}")
 
 
 def _moving_average(draft: Draft, name: str, value: Any) -> None:
-    draft["moving_average"] = 0.01 if _flag(name, value) else None
+    draft["moving_average"] = 0.01 if flag(name, value) else None
 
 
 def _moving_constant(draft: Draft, name: str, value: Any) -> None:
-    constant = _number(name, value)
+    constant = number(name, value)
     if draft["moving_average"] is None:
         draft.notes.append(f"{name}={value!r} has no effect without CalibMovingAverage=True")
     else:
@@ -240,24 +126,24 @@ def _moving_constant(draft: Draft, name: str, value: Any) -> None:
 
 
 def _range_symmetric(draft: Draft, name: str, value: Any) -> None:
-    if value is not None and _flag(name, value) != draft["symmetric"]:
+    if value is not None and flag(name, value) != draft["symmetric"]:
         raise ConfigError(
             f"{name}={value!r} with ActivationSymmetric={draft['symmetric']}: in jq ranges are symmetric where codes are"
         )
 
 
 def _bias_int32(draft: Draft, name: str, value: Any) -> None:
-    draft["bias"] = "int32" if _flag(name, value) else "weight"
+    draft["bias"] = "int32" if flag(name, value) else "weight"
 
 
 def _bias_quantized(draft: Draft, name: str, value: Any) -> None:
-    if not _flag(name, value):
+    if not flag(name, value):
         draft["bias"] = "float"
 
 
 def _like_activations(draft: Draft, name: str, value: Any) -> None:
     activation = draft["activation"]
-    if not _flag(name, value) or not isinstance(activation, Integer):
+    if not flag(name, value) or not isinstance(activation, Integer):
         return
     params = draft.graph.params
     with_constants = {n.op_type for n in draft.graph.nodes if any(name in params for name in n.inputs)}
@@ -266,12 +152,12 @@ def _like_activations(draft: Draft, name: str, value: Any) -> None:
 
 
 def _all_types(draft: Draft, name: str, value: Any) -> None:
-    if _flag(name, value):
+    if flag(name, value):
         draft["op_types"] = None
 
 
 def _constant_products(draft: Draft, name: str, value: Any) -> None:
-    if _flag(name, value):
+    if flag(name, value):
         of_activations = [
             n.label for n in draft.graph.nodes if n.op_type == "MatMul" and n.inputs[1] not in draft.graph.params
         ]
@@ -279,17 +165,17 @@ def _constant_products(draft: Draft, name: str, value: Any) -> None:
 
 
 def _opset(draft: Draft, name: str, value: Any) -> None:
-    draft.opset = None if value is None else _count(name, value)
+    draft.opset = None if value is None else count(name, value)
 
 
 def _samples(draft: Draft, name: str, value: Any) -> None:
-    draft.samples = None if value is None else _count(name, value)
+    draft.samples = None if value is None else count(name, value)
     if draft.samples == 0:
         raise ConfigError(f"{name}=0: expected a number of samples, at least 1")
 
 
 def _random(draft: Draft, name: str, value: Any) -> None:
-    draft.random = _flag(name, value)
+    draft.random = flag(name, value)
 
 
 def _random_shapes(draft: Draft, name: str, value: Any) -> None:
@@ -329,7 +215,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     # Which nodes
     "QuantizeAllOpTypes": Option("quantizes operators of every type", _all_types),
     "MatMulConstBOnly": Option("leaves out products of two activations", _constant_products),
-    "WeightsOnly": _sets("weights_only", _flag),
+    "WeightsOnly": _sets("weights_only", flag),
     "ForceQuantizeNoInputCheck": _hint("an operator that passes values on is quantized with what it gets"),
     "EnableSubgraph": _refused("nodes inside of If and Loop stay floats"),
     "OpTypesToExcludeOutputQuantization": _refused("a node is quantized with its outputs; take nodes_to_exclude"),
@@ -365,9 +251,9 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "CalibTensorRangeSymmetric": Option("must be as ActivationSymmetric", _range_symmetric),
     "CalibMovingAverage": Option("sets moving_average", _moving_average),
     "CalibMovingAverageConstant": Option("sets moving_average", _moving_constant),
-    "Percentile": _sets("percentile", _number),
-    "PercentileCandidates": _sets("percentiles", _numbers),
-    "LWPMetric": _sets("percentile_metric", _word),
+    "Percentile": _sets("percentile", number),
+    "PercentileCandidates": _sets("percentiles", numbers),
+    "LWPMetric": _sets("percentile_metric", word),
     "LWPUseHistogram": _only(True, why="errors are measured on histograms"),
     "NumBins": Option("sets bins, and with MinMSE its histogram, where jq looks at values otherwise", _bins),
     "MinMSEModePof2Scale": _only("All", None, why="the error is of all data, not of batches or of a part"),
@@ -416,10 +302,10 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
     "EnableDualQuantNodePairs": _refused("a tensor has one format"),
     "FoldRelu": _hint("a Relu that codes make superfluous stays; the numbers are the same"),
-    "RemoveQDQConvClip": _sets("fuse_activations", _flag),
-    "RemoveQDQConvRelu": _sets("fuse_activations", _flag),
-    "RemoveQDQConvLeakyRelu": _sets("fuse_activations", _flag),
-    "RemoveQDQConvPRelu": _sets("fuse_activations", _flag),
+    "RemoveQDQConvClip": _sets("fuse_activations", flag),
+    "RemoveQDQConvRelu": _sets("fuse_activations", flag),
+    "RemoveQDQConvLeakyRelu": _sets("fuse_activations", flag),
+    "RemoveQDQConvPRelu": _sets("fuse_activations", flag),
     "RemoveQDQConvGelu": _refused(_FUSED),
     "RemoveQDQMulAdd": _refused(_FUSED),
     "RemoveQDQInstanceNorm": _refused(_FUSED),
@@ -450,7 +336,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "NPULimitationCheck": _clears("constraints"),
     "MaxLoopNum": _noted(5, "constraints are looked at until nothing changes"),
     # Accuracy recovery
-    "BiasCorrection": _sets("bias_correction", _flag),
+    "BiasCorrection": _sets("bias_correction", flag),
     "FastFinetune": _read_by("_finetune", "parameters, of the table below"),
     "CLESteps": _only(1, None, why=_FACTORS),
     "CLEBalanceMethod": _only("max", None, why=_FACTORS),
@@ -516,14 +402,14 @@ _OWN: Mapping[str, Any] = {"adaround": AdaRound(), "adaquant": AdaQuant()}
 
 
 def _steps(draft: Draft, name: str, value: Any) -> None:
-    count = _count(name, value)
-    if not count:
+    steps = count(name, value)
+    if not steps:
         raise ConfigError(f"{name}=0: expected at least 1")
-    draft["finetune_steps"] = max(1, round(_OWN[draft["finetune"]].steps * count / draft.usual[name]))
+    draft["finetune_steps"] = max(1, round(_OWN[draft["finetune"]].steps * steps / draft.usual[name]))
 
 
 def _rate(draft: Draft, name: str, value: Any) -> None:
-    draft["finetune_rate"] = _OWN[draft["finetune"]].learning_rate * (_number(name, value) / draft.usual[name])
+    draft["finetune_rate"] = _OWN[draft["finetune"]].learning_rate * (number(name, value) / draft.usual[name])
 
 
 def _on_disk(draft: Draft, name: str, value: Any) -> None:
@@ -543,8 +429,8 @@ FAST_FINETUNE: Mapping[str, Option] = {
     "OptimAlgorithm": _read_by("_finetune", "sets finetune"),
     "NumIterations": Option("sets finetune_steps: as many times jq's own number as it is Quark's", _steps),
     "LearningRate": Option("sets finetune_rate: as many times jq's own as it is Quark's", _rate),
-    "BatchSize": _sets("finetune_batch", _count),
-    "FixedSeed": _sets("seed", _count),
+    "BatchSize": _sets("finetune_batch", count),
+    "FixedSeed": _sets("seed", count),
     "DropRatio": _only(1.0, why="layers are tuned on what the quantized network makes; finetune='block' mixes"),
     "DataSize": _noted(None, "all data of calibration are used"),
     "NumBatches": _only(1, why="a step sees one batch, or all data"),

@@ -1,10 +1,9 @@
-"""Translation of Quark's configs: formats and families here, single options in `jq.compat.quark.options`."""
+"""Translation of Quark's configs: formats and families here, `QConfig` in `newer`, single options in `options`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -12,8 +11,10 @@ from typing import Any
 from jq.arithmetic import formats
 from jq.arithmetic.formats import Block, Format, Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
+from jq.compat.quark.draft import Draft, apply, matching, names
 from jq.compat.quark.inputs import Inputs, converted
-from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS, Draft, apply, literal, names
+from jq.compat.quark.newer import add_layers, older
+from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS
 from jq.compat.quark.quantization.config import algorithm
 from jq.compat.quark.quantization.config.config import Config, QConfig
 from jq.compat.quark.quantization.config.custom_config import (
@@ -25,18 +26,10 @@ from jq.compat.quark.quantization.config.custom_config import (
 )
 from jq.compat.quark.quantization.config.data_type import DataType
 from jq.compat.quark.quantization.config.legacy import QuantizationConfig
-from jq.compat.quark.quantization.config.spec import (
-    CalibMethod,
-    QLayerConfig,
-    QTensorConfig,
-    QuantGranularity,
-    ScaleType,
-)
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat, VitisQuantFormat
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph
-from jq.plan.placement import absorbed, rule_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +56,7 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
     True
     """
     if isinstance(config, QConfig):
-        settings, algorithms = _older(config), config.algo_config
+        settings, algorithms = older(config), config.algo_config
     elif isinstance(config, Config) and isinstance(config.global_quant_config, QuantizationConfig):
         settings = config.global_quant_config
     else:
@@ -86,7 +79,7 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
         draft.notes.append("FastFinetune has no effect without include_fast_ft=True")
     _algorithms(algorithms, draft)
     if isinstance(config, QConfig):
-        _layers(config, draft)
+        add_layers(config, draft)
     return Translation(
         draft.base.replace(**draft.changes),
         Inputs(fed.inputs, moved, draft.samples, draft.random, draft.shapes, draft.ranges),
@@ -274,9 +267,9 @@ def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
         draft["op_types"] = None if draft["op_types"] is None else tuple(dict.fromkeys((*draft["op_types"], *more)))
     draft["input_nodes"] = names("input_nodes", settings.input_nodes)
     draft["output_nodes"] = names("output_nodes", settings.output_nodes)
-    draft.exclude(_matching("nodes_to_exclude", settings.nodes_to_exclude, graph))
+    draft.exclude(matching("nodes_to_exclude", settings.nodes_to_exclude, graph))
     if settings.nodes_to_quantize:
-        chosen = set(_matching("nodes_to_quantize", settings.nodes_to_quantize, graph))
+        chosen = set(matching("nodes_to_quantize", settings.nodes_to_quantize, graph))
         if unknown := sorted(chosen - {n.label for n in graph.nodes}):
             near = suggest(unknown[0], [n.label for n in graph.nodes])
             raise ConfigError(f"nodes_to_quantize: no node {unknown[0]!r}.{near}")
@@ -287,23 +280,6 @@ def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
     draft["exclude_subgraphs"] = tuple(
         (names("subgraphs_to_exclude", first), names("subgraphs_to_exclude", last)) for first, last in parts
     )
-
-
-def _matching(option: str, given: Any, graph: Graph) -> list[str]:
-    """Return the matching node names; a pattern that begins with ^ is a regular expression, as in Quark."""
-    labels: list[str] = []
-    for name in names(option, given):
-        if not name.startswith("^"):
-            labels.append(name)
-            continue
-        try:
-            matching = [n.label for n in graph.nodes if re.search(name, n.label)]
-        except re.error as error:
-            raise ConfigError(f"{option}: {name!r} is no regular expression: {error}") from error
-        if not matching:
-            raise ConfigError(f"{option}: no node has a name that {name!r} matches")
-        labels += matching
-    return labels
 
 
 def _check_fused(extra: Mapping[str, Any]) -> None:
@@ -362,143 +338,3 @@ def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
                 f"{type(algo).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig and "
                 "AdaQuantConfig"
             )
-
-
-# ---------------------------------------------------------------------------------------------
-# The newer config
-# ---------------------------------------------------------------------------------------------
-
-_NEWER_METHODS: Mapping[tuple[ScaleType, CalibMethod], Enum] = {
-    (ScaleType.Float32, CalibMethod.MinMax): CalibrationMethod.MinMax,
-    (ScaleType.Float32, CalibMethod.MinMSE): ExtendedCalibrationMethod.MinMSE,
-    (ScaleType.Float32, CalibMethod.Percentile): CalibrationMethod.Percentile,
-    (ScaleType.Float32, CalibMethod.Entropy): CalibrationMethod.Entropy,
-    (ScaleType.Float32, CalibMethod.LayerwisePercentile): LayerWiseMethod.LayerWisePercentile,
-    (ScaleType.PowerOf2, CalibMethod.MinMax): PowerOfTwoMethod.NonOverflow,
-    (ScaleType.PowerOf2, CalibMethod.MinMSE): PowerOfTwoMethod.MinMSE,
-}
-
-
-def _older(config: QConfig) -> QuantizationConfig:
-    """The older config that says the same of all layers."""
-    activation, weight = _inputs(config.global_config), config.global_config.weight
-    if activation is None or weight is None:
-        raise ConfigError("global_config needs input_tensors and weight")
-    if activation.scale_type != weight.scale_type:
-        raise ConfigError("input_tensors and weight need the same scale_type: jq has one kind of scale in a model")
-    method = _NEWER_METHODS.get((activation.scale_type, activation.calibration_method))
-    if method is None:
-        raise ConfigError(
-            f"{activation.calibration_method} with {activation.scale_type} cannot be had; there are "
-            + ", ".join(f"{m} with {s}" for s, m in _NEWER_METHODS)
-        )
-    if activation.quant_granularity != QuantGranularity.Tensor or weight.quant_granularity == QuantGranularity.Group:
-        raise ConfigError("activations have one scale per tensor; weights one per tensor, or per channel")
-    eight = {DataType.Int8, DataType.UInt8}
-    power = activation.scale_type == ScaleType.PowerOf2
-    extra = config.extra_options | {"ActivationSymmetric": activation.symmetric, "WeightSymmetric": weight.symmetric}
-    if weight.calibration_method == CalibMethod.MinMSE and not power:
-        extra.setdefault("WeightCalibrateMethod", ExtendedCalibrationMethod.MinMSE)
-    return QuantizationConfig(
-        calibrate_method=method,
-        quant_format=QuantFormat.QDQ if {activation.data_type, weight.data_type} <= eight else ExtendedQuantFormat.QDQ,
-        activation_type=activation.data_type,
-        weight_type=weight.data_type,
-        per_channel=weight.quant_granularity == QuantGranularity.Channel,
-        nodes_to_exclude=[e for e in config.exclude if isinstance(e, str)],
-        subgraphs_to_exclude=[e for e in config.exclude if not isinstance(e, str)],
-        use_external_data_format=config.use_external_data_format,
-        include_cle=False,  # CLEConfig, among the algorithms, says otherwise
-        enable_npu_cnn=power,
-        extra_options=extra,
-    )
-
-
-def _inputs(layer: QLayerConfig) -> QTensorConfig | None:
-    if layer.input_tensors is not None and layer.activation is not None:
-        raise ConfigError("activation is the older name of input_tensors: give one of them")
-    return layer.input_tensors or layer.activation
-
-
-def _layers(config: QConfig, draft: Draft) -> None:
-    """Add the settings for some layers as overrides of nodes."""
-    graph = draft.graph
-    for layer, given in config.layer_type_config.items():
-        types = names("layer_type_config", given)
-        labels = [n.label for n in graph.nodes if n.op_type in types]
-        if not labels:
-            draft.notes.append(f"layer_type_config: the model has no {' or '.join(types)}")
-        if layer is None:
-            draft.exclude(labels)
-        else:
-            _override(layer, labels, config.global_config, draft)
-    for layer, given in config.specific_layer_config.items():
-        _override(layer, _matching("specific_layer_config", given, graph), config.global_config, draft)
-
-
-def _override(layer: QLayerConfig, nodes: Sequence[str], everywhere: QLayerConfig, draft: Draft) -> None:
-    """A node's weights have its own options, and so has what it makes; what it reads has those of other nodes."""
-    options: dict[str, Any] = {}
-    if layer.weight is not None:
-        _check_alike("weight", layer.weight, everywhere.weight, draft)
-        channels = layer.weight.quant_granularity == QuantGranularity.Channel
-        options = {"weight": layer.weight.data_type.value, "weight_symmetric": layer.weight.symmetric}
-        options |= {"per_channel": channels}
-    if layer.bias is not None:
-        options["bias"] = _bias(layer)
-    for name in nodes if options else ():
-        draft.override(literal(name), **options)
-    usual = _inputs(everywhere)
-    for role, spec in (("input_tensors", _inputs(layer)), ("output_tensors", layer.output_tensors)):
-        if spec is None or (role == "input_tensors" and _made(spec) == _made(usual)):
-            continue
-        _check_alike(role, spec, usual, draft)
-        for name in nodes:
-            for maker in _makers(name, role, draft):
-                draft.override(literal(maker), **_made(spec))
-
-
-def _check_alike(role: str, spec: QTensorConfig, usual: QTensorConfig | None, draft: Draft) -> None:
-    """Check that layers with integers differ in format only: the calibration is that of the whole model, as in Quark."""
-    if usual is None or not isinstance(spec.data_type.value, Integer):
-        return
-    for field in ("scale_type", "calibration_method"):
-        if getattr(spec, field) != getattr(usual, field):
-            draft.notes.append(f"{role} of some layers: {field} is that of global_config, {getattr(usual, field)}")
-
-
-def _made(spec: QTensorConfig | None) -> dict[str, Any]:
-    return {} if spec is None else {"activation": spec.data_type.value, "symmetric": spec.symmetric}
-
-
-def _bias(layer: QLayerConfig) -> str:
-    assert layer.bias is not None
-    if layer.bias.data_type == DataType.Int32:
-        return "int32"
-    if layer.weight is not None and layer.bias.data_type == layer.weight.data_type:
-        return "weight"
-    raise ConfigError(f"bias of {layer.bias.data_type}: a bias is int32, or has the format of its layer's weight")
-
-
-def _makers(name: str, role: str, draft: Draft) -> list[str]:
-    """Return the nodes whose overrides apply to a node's inputs, or outputs."""
-    graph, labels = draft.cleaned, []
-    node = next((n for n in graph.nodes if n.label == name), None)
-    if node is None:
-        raise ConfigError(f"{role} of node {name!r}: simplification has left no such node")
-    fused = absorbed(graph) if draft["fuse_activations"] else {}
-    for tensor in node.outputs if role == "output_tensors" else node.inputs:
-        if not tensor or tensor in graph.arrays:
-            continue
-        while tensor in fused:  # what is rounded is the activation behind it
-            tensor = fused[tensor].outputs[0]
-        maker = graph.producer.get(tensor)
-        while maker is not None and (rule := rule_of(graph, maker)) is not None and rule.shares:
-            maker = graph.producer.get(maker.inputs[0])  # values that only move have the scale where they come from
-        if maker is None or {v.name for v in graph.inputs} & {*maker.inputs}:
-            raise ConfigError(
-                f"{role} of node {name!r}: {tensor!r} is an input of the model or made from one, and an input has the "
-                "format that is global_config's"
-            )
-        labels.append(maker.label)
-    return labels
