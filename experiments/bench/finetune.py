@@ -183,6 +183,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     import jax
 
     import jq
+    from jq.data.stream import concurrently
     from jq.recovery import parts as units
     from jq.recovery import walk
     from jq.recovery.adaround import AdaRound
@@ -192,7 +193,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     from jq.recovery.parts import linear_of
     from jq.recovery.quadratic_form import Form
     from jq.recovery.rounding import Then
-    from jq.recovery.walk import added, over_chunks
+    from jq.recovery.walk import added
 
     config, x = jq.presets["XINT8"].replace(bias="float"), images_of(layer, args.images)
     graph = jq.prepare(jq.load(model_of(layer)), config)
@@ -219,7 +220,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     formed = jax.jit(Form.of)
 
     def form() -> Form:
-        return jax.block_until_ready(formed(added(over_chunks(step, site.floats, site.codes, site.valid))))
+        return jax.block_until_ready(formed(added(concurrently(step, site.floats, site.codes, site.valid))))
 
     seconds["form_cold"] = elapsed(form)
     seconds["form"], quadratic = best(form, args.rounds), form()

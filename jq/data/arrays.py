@@ -13,6 +13,9 @@ import numpy as np
 from jq.errors import DataError, Error
 from jq.graph import Value
 
+Sample = dict[str, np.ndarray]
+"""One item of data: an array for each input of a model."""
+
 _DEFLATE_RATIO = 1032  # of bytes out to bytes in, the most that deflate can do
 _HEADERS = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
 

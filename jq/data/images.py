@@ -13,10 +13,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from jq.data.arrays import Sample
 from jq.errors import ConfigError, DataError, Error
 from jq.graph import Dim, Value
-
-Feed = dict[str, np.ndarray]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 DEFAULTS = (
@@ -86,8 +85,8 @@ def in_order(path: PurePath) -> tuple[tuple[str, ...], str]:
     return path.with_suffix("").parts, path.suffix
 
 
-def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path]], Callable[[list[Path]], Feed]]:
-    """Return the files of each feed, and the function that turns such files into it."""
+def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path]], Callable[[list[Path]], Sample]]:
+    """Return the files of each sample, and the function that turns such files into it."""
     _pillow()
     path, value = folder.path, inputs[0]
     if len(inputs) > 1 or value.shape is None or len(value.shape) != 4:
@@ -125,7 +124,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
         array = pixels if integer else ((pixels.astype(np.float32) / 255 - mean) / std).astype(value.dtype)
         return np.ascontiguousarray(array if layout == "NHWC" else array.transpose(2, 0, 1))
 
-    def read(group: list[Path]) -> Feed:
+    def read(group: list[Path]) -> Sample:
         arrays = [decode(file) for file in group]
         if len({a.shape for a in arrays}) > 1:
             raise DataError(f"{group[0]} and those after it differ in size; pass ImageFolder(path, crop=...)")

@@ -1,8 +1,7 @@
-"""Calibration and evaluation data: any accepted form becomes feeds, and feeds become batches.
+"""Calibration and evaluation data: any accepted form becomes samples.
 
-A feed is one dict of arrays with which the model runs once. `open_source` takes every accepted form of
-data to a `Source` of feeds, checked against the inputs that the model declares; `batches` stacks feeds
-on a new leading axis, always the same number of them, while a thread reads what comes next.
+A sample is one dict of arrays with which the model runs once. `open_source` takes every accepted form of
+data to a `Source` of samples, checked against the inputs that the model declares.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import dataclasses
 import itertools
 import operator
 import os
-import queue
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,43 +23,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.data import arrays, images
+from jq.data.arrays import Sample
 from jq.errors import ConfigError, DataError, suggest
 from jq.graph import Dim, Value
 from jq.util.digest import digest
 
-Feed = dict[str, np.ndarray]
 Item = TypeVar("Item")
 
-RANDOM_FEEDS = 16
+RANDOM_SAMPLES = 16
 _READERS = min(4, os.cpu_count() or 1)  # threads that read the files of a folder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
-    """Feeds stacked on a new leading axis."""
-
-    inputs: Feed  # each [size, *feed shape]
-    valid: np.ndarray  # bool [size]; False where a short batch is filled up with its last feed
-    start: int  # index of the first feed
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """Feeds of one model, in a fixed order."""
+    """Samples of one model, in a fixed order."""
 
-    length: int | None  # number of feeds, if known
-    again: bool  # whether reading twice gives the same feeds
-    first: int  # feeds in the first thing that the user handed over: 8 for a reader's batches of 8
-    head: Feed  # the first feed, which can be looked at without reading
-    feeds: Callable[..., Iterator[Feed]]  # feeds(skip=0): in order, without the first `skip`
-    stack: Feed | None = None  # [length, *feed shape], where all feeds lie in one array per input
-    names: tuple[str, ...] | None = None  # of feeds that are files: paths in the folder, without the ending
+    length: int | None  # number of samples, if known
+    again: bool  # whether reading twice gives the same samples
+    first: int  # samples in the first thing that the user handed over: 8 for a reader's batches of 8
+    head: Sample  # the first sample, which can be looked at without reading
+    samples: Callable[..., Iterator[Sample]]  # samples(skip=0): in order, without the first `skip`
+    stack: Sample | None = None  # [length, *sample shape], where all samples lie in one array per input
+    names: tuple[str, ...] | None = None  # of samples that are files: paths in the folder, without the ending
 
     def limited(self, limit: int | None) -> Source:
-        """The first feeds of these, at most `limit`; all, if that is None.
+        """The first samples of these, at most `limit`; all, if that is None.
 
         >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
-        >>> source.limited(5).length, len(list(source.limited(5).feeds(skip=3)))
+        >>> source.limited(5).length, len(list(source.limited(5).samples(skip=3)))
         (5, 2)
         """
         if limit is None:
@@ -75,20 +63,20 @@ class Source:
             raise ConfigError(f"limit={limit!r}: expected a whole number of at least one sample")
         length = None if self.length is None else min(count, self.length)
         return dataclasses.replace(
-            self, length=length, feeds=lambda skip=0: itertools.islice(self.feeds(skip), max(0, count - skip))
+            self, length=length, samples=lambda skip=0: itertools.islice(self.samples(skip), max(0, count - skip))
         )
 
 
 def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
-    """Return the feeds that `data` hold for a model with these inputs.
+    """Return the samples that `data` hold for a model with these inputs.
 
     `data` is an onnxruntime `CalibrationDataReader`; an iterable of `{input name: array}`; a dict of
     stacked arrays; a path to `.npz`, `.npy`, or a folder of images or arrays, one sample per file; a
     `jq.data.images.ImageFolder`; or None for random data. A model with one input takes bare arrays too.
 
-    Batches are split into feeds of one sample, unless the model declares a batch: stacked arrays are cut
-    into feeds of that many, what a reader or an iterable yields must be such a feed. An input that is no
-    batch of samples (a scalar, a fixed shape) may stand in stacked data once, for all feeds.
+    Batches are split into samples of batch 1, unless the model declares a batch: stacked arrays are cut into
+    samples of that batch, and a reader or an iterable must yield such samples. An input without a batch axis (a
+    scalar, a fixed shape) may stand in stacked data once, for all samples.
 
     >>> source = open_source(np.zeros((8, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
     >>> source.length, source.head["x"].shape
@@ -100,7 +88,9 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     if not inputs:
         raise DataError("the model has no inputs, so there is nothing to feed it with")
     if data is None:
-        text = f"no data given: {RANDOM_FEEDS} random samples of seed {seed}; pass real data for ranges with a meaning"
+        text = (
+            f"no data given: {RANDOM_SAMPLES} random samples of seed {seed}; pass real data for ranges with a meaning"
+        )
         warnings.warn(text, UserWarning, stacklevel=3)
         return _from_random(inputs, seed)
     if isinstance(data, images.ImageFolder):
@@ -122,30 +112,19 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     return _from_items(lambda: iter(data), inputs, True, length)
 
 
+def in_memory(samples: Sequence[Sample]) -> Source:
+    """The source of samples that were read already."""
+    return Source(len(samples), True, 1, samples[0], lambda skip=0: iter(samples[skip:]))
+
+
 def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
     """Return data that can be read more than once: what was given, or else a list of all that it holds."""
     source = open_source(data, inputs, seed=seed)
-    return data if source.again else list(source.feeds())
-
-
-def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> Generator[Batch, None, None]:
-    """Return the feeds in batches of `size`, without the first `skip`; a thread reads up to `prefetch` ahead.
-
-    A batch that ends early, because the data end or the shapes change, is filled up with its last feed.
-    With `prefetch=0` a user's reader or iterable is called in the caller's thread, if only that may touch it.
-
-    >>> source = open_source(np.zeros((5, 3), np.float32), [Value("x", np.dtype("float32"), ("N", 3))])
-    >>> [(b.start, b.inputs["x"].shape, b.valid.tolist()) for b in batches(source, 3)]
-    [(0, (3, 1, 3), [True, True, True]), (3, (3, 1, 3), [True, True, False])]
-    """
-    if size < 1 or skip < 0 or prefetch < 0:
-        raise ConfigError(f"batches of size={size}, skip={skip}, prefetch={prefetch}: a number is too small")
-    made = _grouped(source, size, skip)
-    return _ahead(made, prefetch) if prefetch else made
+    return data if source.again else list(source.samples())
 
 
 def fingerprint(source: Source) -> str:
-    """Return a hash of the first feed and the length, by which a resumed run notices other data.
+    """Return a hash of the first sample and the length, by which a resumed run notices other data.
 
     >>> inputs = [Value("x", np.dtype("float32"), ("N", 3))]
     >>> one, other = np.zeros((5, 3), np.float32), np.ones((5, 3), np.float32)
@@ -155,49 +134,8 @@ def fingerprint(source: Source) -> str:
     return digest(source.length, source.head)
 
 
-def _grouped(source: Source, size: int, skip: int) -> Generator[Batch, None, None]:
-    start = skip
-    for _, alike in itertools.groupby(source.feeds(skip), lambda feed: [a.shape for a in feed.values()]):
-        while group := list(itertools.islice(alike, size)):
-            count = len(group)
-            if source.stack and count == size:  # views, no copies
-                block = {name: array[start : start + size] for name, array in source.stack.items()}
-            else:
-                group += group[-1:] * (size - count)
-                block = {name: np.stack([feed[name] for feed in group]) for name in group[0]}
-            yield Batch(block, np.arange(size) < count, start)
-            start += count
-
-
-def _ahead(made: Generator[Batch, None, None], count: int) -> Generator[Batch, None, None]:
-    """Yield from a generator that runs in a thread, which ends with the consumer."""
-    ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-    slots, stopped = threading.Semaphore(count), threading.Event()
-
-    def fill() -> None:
-        try:
-            with contextlib.closing(made):
-                while slots.acquire() and not stopped.is_set():  # `acquire` waits
-                    ready.put(next(made))
-        except BaseException as error:  # StopIteration at the end
-            ready.put(error)
-
-    thread = threading.Thread(target=fill, name="jq-data", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(batch := ready.get(), StopIteration):
-            if isinstance(batch, BaseException):
-                raise batch
-            slots.release()
-            yield batch
-    finally:
-        stopped.set()
-        slots.release()
-        thread.join(timeout=1)  # a user's reader may block for ever; the thread ends when it returns
-
-
 def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
-    """Stacked arrays: each is seen as [feeds, *feed shape], with no copy."""
+    """Stacked arrays: each is seen as [samples, *sample shape], with no copy."""
     stacked = [dataclasses.replace(value, shape=value.shape and (None, *value.shape[1:])) for value in inputs]
     stack = _checked(_arrays(data, inputs, where), stacked, where)
     for value in inputs:
@@ -214,35 +152,35 @@ def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
     for value in inputs:
         once = value.shape == () or _fixed_batch(value) is not None
         if counts[value.name] != length and not (once and counts[value.name] == 1):
-            raise DataError(f"{where}: inputs hold different numbers of feeds: {counts}")
+            raise DataError(f"{where}: inputs hold different numbers of samples: {counts}")
     stack = {name: np.broadcast_to(array, (length, *array.shape[1:])) for name, array in stack.items()}
 
-    def feeds(skip: int = 0) -> Iterator[Feed]:
-        return (_finite({name: array[i] for name, array in stack.items()}, f"feed {i}") for i in range(skip, length))
+    def samples(skip: int = 0) -> Iterator[Sample]:
+        return (_finite({name: array[i] for name, array in stack.items()}, f"sample {i}") for i in range(skip, length))
 
-    return Source(length, True, 1, head, feeds, stack)
+    return Source(length, True, 1, head, samples, stack)
 
 
 def _from_items(items: Callable[[], Iterator], inputs: Sequence[Value], again: bool, length: int | None) -> Source:
-    """Return the source for a reader or an iterable, each item of which is one feed or a batch of them."""
+    """Return the source for a reader or an iterable, each item of which is one sample or a batch of them."""
     begun = items()
     item = next(begun, None)
     if item is None:
         raise DataError("the data are empty: the first item is missing (an exhausted reader or generator?)")
-    first = _split(item, inputs, "feed 0")
+    first = _split(item, inputs, "sample 0")
     once = [itertools.chain([item], begun)]
 
-    def feeds(skip: int = 0) -> Iterator[Feed]:
+    def samples(skip: int = 0) -> Iterator[Sample]:
         if not again and not once:
             raise DataError("the data can be read only once; pass a list, arrays, a file, or a reader with rewind()")
         index = 0
         for item in items() if again else once.pop():
-            for feed in _split(item, inputs, f"feed {index}"):
+            for sample in _split(item, inputs, f"sample {index}"):
                 if index >= skip:
-                    yield _finite(feed, f"feed {index}")
+                    yield _finite(sample, f"sample {index}")
                 index += 1
 
-    return Source(length, again, len(first), first[0], feeds)
+    return Source(length, again, len(first), first[0], samples)
 
 
 def _read_all(reader: Any) -> Iterator[Mapping[str, Any]]:
@@ -256,19 +194,19 @@ def _read_all(reader: Any) -> Iterator[Mapping[str, Any]]:
             yield item
 
 
-def _from_each(items: Sequence[Item], read: Callable[[Item], Feed]) -> Source:
-    """Feeds that are made one by one, a few at a time."""
+def _from_each(items: Sequence[Item], read: Callable[[Item], Sample]) -> Source:
+    """Samples that are made one by one, a few at a time."""
 
-    def feeds(skip: int = 0) -> Iterator[Feed]:
+    def samples(skip: int = 0) -> Iterator[Sample]:
         with ThreadPoolExecutor(_READERS) as pool:
-            pending: collections.deque[Future[Feed]] = collections.deque()
+            pending: collections.deque[Future[Sample]] = collections.deque()
             for i in range(skip, len(items) + _READERS):
                 if i < len(items):
                     pending.append(pool.submit(read, items[i]))
                 if i >= skip + _READERS:
                     yield pending.popleft().result()
 
-    return Source(len(items), True, 1, read(items[0]), feeds)
+    return Source(len(items), True, 1, read(items[0]), samples)
 
 
 def _from_random(inputs: Sequence[Value], seed: int) -> Source:
@@ -281,17 +219,17 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
         if value.dtype is None or value.shape is None or len(shapes[-1]) < len(dims):
             raise DataError(f"no data given, and random data cannot be made for input {value}: not all is known of it")
 
-    def read(i: int) -> Feed:
-        rng, feed = np.random.default_rng([seed, i]), {}
+    def read(i: int) -> Sample:
+        rng, sample = np.random.default_rng([seed, i]), {}
         for value, shape in zip(inputs, shapes, strict=True):
             try:
                 made = rng.standard_normal(shape) if _is_float(value.dtype) else rng.integers(0, 2, shape)
-                feed[value.name] = np.asarray(made).astype(value.dtype)
+                sample[value.name] = np.asarray(made).astype(value.dtype)
             except (MemoryError, ValueError) as error:  # of a damaged or hostile model
                 raise DataError(f"no memory for random data of input {value}: {error}") from error
-        return feed
+        return sample
 
-    return _from_each(range(RANDOM_FEEDS), read)
+    return _from_each(range(RANDOM_SAMPLES), read)
 
 
 def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
@@ -299,21 +237,23 @@ def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
         return _from_arrays(_load(path, inputs), inputs, str(path))
     files, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
     if bool(files) == bool(pictures):
-        found = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
-        raise DataError(f"{path} holds {found}; expected either .npy and .npz or {', '.join(sorted(images.SUFFIXES))}")
+        content = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
+        raise DataError(
+            f"{path} holds {content}; expected either .npy and .npz or {', '.join(sorted(images.SUFFIXES))}"
+        )
     if pictures:
         warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
         return _from_images(images.ImageFolder(path), inputs)
 
-    def read(file: Path) -> Feed:
-        feed = _arrays(_load(file, inputs), inputs, str(file))
+    def read(file: Path) -> Sample:
+        sample = _arrays(_load(file, inputs), inputs, str(file))
         for value in inputs:  # a sample may lack its batch axis
-            if value.shape and feed[value.name].ndim == len(value.shape) - 1:
-                feed[value.name] = feed[value.name][None]
-        found = _split(feed, inputs, str(file))
-        if len(found) > 1:
-            raise DataError(f"{file} holds {len(found)} samples; in a folder of arrays, each file is one")
-        return _finite(found[0], str(file))
+            if value.shape and sample[value.name].ndim == len(value.shape) - 1:
+                sample[value.name] = sample[value.name][None]
+        samples = _split(sample, inputs, str(file))
+        if len(samples) > 1:
+            raise DataError(f"{file} holds {len(samples)} samples; in a folder of arrays, each file is one")
+        return _finite(samples[0], str(file))
 
     return dataclasses.replace(_from_each(files, read), names=_names(path, files))
 
@@ -330,8 +270,8 @@ def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
 
 def _load(path: Path, inputs: Sequence[Value]) -> Any:
     """The mapped array of an .npy file, or by name those of an .npz."""
-    with arrays.opened(path) as found:
-        return _chosen(path, found, inputs) if isinstance(found, arrays.Archive) else found
+    with arrays.opened(path) as content:
+        return _chosen(path, content, inputs) if isinstance(content, arrays.Archive) else content
 
 
 def _chosen(path: Path, archive: arrays.Archive, inputs: Sequence[Value]) -> Any:
@@ -340,16 +280,18 @@ def _chosen(path: Path, archive: arrays.Archive, inputs: Sequence[Value]) -> Any
     if all(value.name in members for value in inputs):
         return {value.name: archive.read(value.name) for value in inputs}
     if len(inputs) == 1:
-        sample = inputs[0].shape and inputs[0].shape[1:]
+        inner = inputs[0].shape and inputs[0].shape[1:]
         shapes = {name: member.shape or () for name, member in members.items()}
-        fitting = [n for n, s in shapes.items() if _fits(sample, s[1:], {}) or _fits(sample, s, {})]
+        fitting = [n for n, s in shapes.items() if _fits(inner, s[1:], {}) or _fits(inner, s, {})]
         if len(fitting) == 1:
             return archive.read(fitting[0])
-    found, expected = ", ".join(map(str, members.values())), ", ".join(map(str, inputs))
-    raise DataError(f"{path} holds {found or 'no arrays'}; the model needs {expected}: name the arrays like its inputs")
+    content, expected = ", ".join(map(str, members.values())), ", ".join(map(str, inputs))
+    raise DataError(
+        f"{path} holds {content or 'no arrays'}; the model needs {expected}: name the arrays like its inputs"
+    )
 
 
-def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Feed:
+def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Sample:
     """The arrays by input name, with the right types; a model with one input needs no name."""
     declared = {value.name: value for value in inputs}
     if not isinstance(data, Mapping):
@@ -385,29 +327,29 @@ def _array(value: Value, given: Any, where: str) -> np.ndarray:
     return array
 
 
-def _split(data: Any, inputs: Sequence[Value], where: str) -> list[Feed]:
-    """A batch as feeds of one sample, if the model leaves the batch open; else the one feed that it is."""
-    feed = _checked(_arrays(data, inputs, where), inputs, where)
-    samples = [value for value in inputs if feed[value.name].ndim]
-    inner = {d for value in samples for d in (value.shape or ())[1:] if isinstance(d, str)}
+def _split(data: Any, inputs: Sequence[Value], where: str) -> list[Sample]:
+    """A batch as samples of batch 1, if the model leaves the batch open; else the one sample that it is."""
+    sample = _checked(_arrays(data, inputs, where), inputs, where)
+    batched = [value for value in inputs if sample[value.name].ndim]
+    inner = {d for value in batched for d in (value.shape or ())[1:] if isinstance(d, str)}
     # A dim that is also some inner dim (the nodes of a graph and its adjacency) counts no samples.
-    is_batch = all(_fixed_batch(v) is None and (v.shape is None or v.shape[0] not in inner) for v in samples)
-    lengths = {len(feed[value.name]) for value in samples}
+    is_batch = all(_fixed_batch(v) is None and (v.shape is None or v.shape[0] not in inner) for v in batched)
+    lengths = {len(sample[value.name]) for value in batched}
     if not is_batch or len(lengths) != 1:
-        return [feed]
+        return [sample]
     if lengths == {0}:
-        raise DataError(f"{where}: a batch of no samples: {', '.join(f'{k}: {_shown(a)}' for k, a in feed.items())}")
-    return [{k: a[i : i + 1] if a.ndim else a for k, a in feed.items()} for i in range(lengths.pop())]
+        raise DataError(f"{where}: a batch of no samples: {', '.join(f'{k}: {_shown(a)}' for k, a in sample.items())}")
+    return [{k: a[i : i + 1] if a.ndim else a for k, a in sample.items()} for i in range(lengths.pop())]
 
 
-def _checked(feed: Feed, inputs: Sequence[Value], where: str) -> Feed:
+def _checked(sample: Sample, inputs: Sequence[Value], where: str) -> Sample:
     dims: dict[str, Dim] = {}
     for value in inputs:
-        array = feed[value.name]
+        array = sample[value.name]
         if not _fits(value.shape, array.shape, dims):
             hint = "; the leading batch axis is missing" if array.ndim + 1 == len(value.shape or ()) else ""
             raise DataError(f"{where}: input {value.name!r}: expected {value}, found {_shown(array)}{hint}")
-    return feed
+    return sample
 
 
 def _fits(declared: Sequence[Dim] | None, shape: Sequence[Dim], dims: dict[str, Dim]) -> bool:
@@ -420,17 +362,17 @@ def _fits(declared: Sequence[Dim] | None, shape: Sequence[Dim], dims: dict[str, 
     )
 
 
-def _finite(feed: Feed, where: str) -> Feed:
-    for name, array in feed.items():
+def _finite(sample: Sample, where: str) -> Sample:
+    for name, array in sample.items():
         if _is_float(array.dtype) and not np.isfinite(array).all():
             bad = np.argwhere(~np.isfinite(array)).tolist()
-            found = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
-            raise DataError(f"{where}: input {name!r} has {found}")
-    return feed
+            share = f"{len(bad)} of {array.size} values NaN or Inf"
+            raise DataError(f"{where}: input {name!r} has {share}, the first {array[tuple(bad[0])]} at {bad[0]}")
+    return sample
 
 
 def _fixed_batch(value: Value) -> int | None:
-    """The number of samples in a feed, where the model fixes it."""
+    """The batch of a sample, where the model fixes it."""
     return value.shape[0] if value.shape and isinstance(value.shape[0], int) else None
 
 

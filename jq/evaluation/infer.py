@@ -97,7 +97,7 @@ def samples(
     # Files that differ in their ending only have one name.
     named = source.names if source.names and len(set(source.names)) == len(source.names) else None
     with progress_bar("infer", source.length) as advance:
-        for i, feed in enumerate(source.feeds()):
+        for i, feed in enumerate(source.samples()):
             yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(feed).items()}
             advance(1)
 

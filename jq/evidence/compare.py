@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jq.arithmetic.losses import decibels
 from jq.arithmetic.numerics import power_of_two
 from jq.data.sources import open_source
+from jq.data.stream import local_mesh
 from jq.evidence.report import (
     Deviation,
     Distribution,
@@ -84,9 +84,8 @@ def compare(
     """
     pair = Pair.of(model, quantized)
     source = open_source(data, pair.original.inputs, seed=seed).limited(limit)
-    mesh = mesh or jax.make_mesh((jax.local_device_count(),), ("batch",), devices=jax.local_devices())
-    step = Step.of(pair, source, mesh)
-    totals = added_up(step, source)
+    step = Step.of(pair, source, mesh or local_mesh())
+    totals = added_up(step)
     rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
     rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
     facts = {

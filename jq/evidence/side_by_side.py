@@ -11,22 +11,22 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jq.arithmetic import layout
 from jq.arithmetic.exponents import NEIGHBOURS
 from jq.arithmetic.formats import Integer
-from jq.calibration.calibrate import narrow, types_of
 from jq.config import presets
-from jq.data.sources import Batch, Source, batches
-from jq.errors import DataError, ModelError
+from jq.data.arrays import Sample
+from jq.data.sources import Source
+from jq.data.stream import Batch, Program, Stream, devices_of
+from jq.errors import ModelError
 from jq.evidence.report import ends_of
 from jq.exchange.quantized import split_quantizers
 from jq.graph import Graph
@@ -191,75 +191,50 @@ class Step:
 
     pair: Pair
     tensors: tuple[Tensor, ...]
-    known: Mapping[str, np.ndarray]  # inputs that decide shapes, the same for all samples
-    mesh: Mesh
-    size: int  # samples per batch
-    wide: bool
+    stream: Stream
 
     @classmethod
     def of(cls, pair: Pair, source: Source, mesh: Mesh) -> Step:
         """The step for data like the source's."""
         readers = [_tapped(g, p, activations(g)) for g, p in _graphs(pair)]
-        static = set().union(*(r.static_inputs for r in readers))
-        known = {k: v for k, v in source.head.items() if k in static}
-        with types_of(wide := any(r.wide for r in readers)):
-            feed = {k: narrow(v) for k, v in source.head.items() if k not in known}
-            shapes = [
-                jax.eval_shape(
-                    lambda params, inputs, r=r, p=p: _arrays(r(params, inputs | known, p)[1]), dict(g.params), feed
-                )
-                for r, (g, p) in zip(readers, _graphs(pair), strict=True)
-            ]
+        stream = Stream.of(source, _BATCH * devices_of(mesh), *readers, mesh=mesh)
+        shapes = [
+            stream.shapes(functools.partial(_arrays, r, p), dict(g.params))
+            for r, (g, p) in zip(readers, _graphs(pair), strict=True)
+        ]
         floats = {k: v for k, v in shapes[0].items() if jnp.issubdtype(v.dtype, jnp.floating) and v.size}
         # In the order of the graph, which the dict that comes back is not in.
         theirs = {k: shapes[1][k] for k in activations(pair.quantized) if k in shapes[1]}
         tensors = _shared_tensors(pair, ({k: floats[k] for k in activations(pair.original) if k in floats}, theirs))
         if not tensors:
             raise ModelError("the models have no tensor of one name and shape: is one made of the other?")
-        return cls(pair, tuple(tensors), known, mesh, _BATCH * mesh.shape[mesh.axis_names[0]], wide)
+        return cls(pair, tuple(tensors), stream)
 
-    def __call__(self, batch: Batch, places: Mapping[str, Sums]) -> dict[str, Sums]:
-        """The sums of each tensor, led by an axis of the samples."""
-        for name, value in self.known.items():
-            if not (batch.inputs[name] == value).all():
-                raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
-        split = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
-        with types_of(self.wide):
-            inputs = {k: jax.device_put(narrow(v), split) for k, v in batch.inputs.items() if k not in self.known}
-            return jax.tree.map(np.asarray, self._compiled(self._params, inputs, dict(places)))
+    def sums(self, batches: Iterable[Batch], places: Mapping[str, Sums]) -> Iterator[tuple[Batch, dict[str, Sums]]]:
+        """Yield the batches with the sums of each tensor, led by an axis of the samples."""
+        return self.stream.results(self._program, (self._params, dict(places)), batches)
 
     @functools.cached_property
     def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
-        one, other = (pack(graph, mesh=self.mesh) for graph, _ in _graphs(self.pair))
+        one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in _graphs(self.pair))
         # What both models have is one array: XLA computes what is the same in both once, and so alike.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
         other = {k: one[k] if k in same else v for k, v in other.items()}
         return one, other, self.pair.plan, {t.name: t.found for t in self.tensors if t.found is not None}
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        whole, split = PartitionSpec(), PartitionSpec(self.mesh.axis_names[0])
-        spread = jax.shard_map(
-            self._share, mesh=self.mesh, in_specs=(whole, split, whole), out_specs=split, check_vma=False
-        )
-        return jax.jit(spread)
-
-    def _share(self, params: Any, inputs: Any, places: Any) -> Any:
-        """The sums of one device's samples, taken one at a time."""
+    def _program(self) -> Program:
         graphs = _graphs(self.pair)
         ours = _tapped(*graphs[0], [t.name for t in self.tensors])
         theirs = _tapped(*graphs[1], [t.twin for t in self.tensors])
 
-        def take(_: None, sample: Any) -> tuple[None, Any]:
-            feed = {**sample, **self.known}
-            one, other, plan, found = params
-            x = ours.quantized(one, self.pair.original_plan, feed)[1]
-            y = theirs.quantized(other, plan, feed)[1]
-            return None, {
-                t.name: _sums(t, x[t.name], y[t.twin], found.get(t.name), places[t.name]) for t in self.tensors
-            }
+        def one(arguments: Any, sample: Sample, _: Array) -> dict[str, dict[str, Array]]:
+            (one, other, plan, qparams), places = arguments
+            x = ours.quantized(one, self.pair.original_plan, sample)[1]
+            y = theirs.quantized(other, plan, sample)[1]
+            return {t.name: _sums(t, x[t.name], y[t.twin], qparams.get(t.name), places[t.name]) for t in self.tensors}
 
-        return lax.scan(take, None, inputs)[1]
+        return self.stream.each(one)
 
 
 def _graphs(pair: Pair) -> tuple[tuple[Graph, Plan], tuple[Graph, Plan]]:
@@ -272,9 +247,9 @@ def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
     return fake_quant(graph, taps=dict.fromkeys(names, AnyOrder(lambda x: x))).traced(plan)
 
 
-def _arrays(tapped: Mapping[str, Any]) -> dict[str, Array]:
-    """The tensors among what was tapped, in ONNX's order."""
-    plain = {k: layout.plain(v) for k, v in tapped.items()}
+def _arrays(reading: Traced, plan: Plan, params: Mapping[str, Any], sample: Sample) -> dict[str, Array]:
+    """The arrays among the tapped values, in ONNX's order."""
+    plain = {k: layout.plain(v) for k, v in reading.quantized(params, plan, sample)[1].items()}
     return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
 
 
@@ -349,23 +324,25 @@ class Total:
     samples: int
 
 
-def added_up(step: Step, source: Source) -> dict[str, Total]:
+def added_up(step: Step) -> dict[str, Total]:
     """The sums of all samples. The first of them are read twice, as they say where bins lie and what gains are."""
     places = {
         t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors
     }
     totals: dict[str, Total] = {}
-    with progress_bar("compare", source.length) as advance, contextlib.closing(batches(source, step.size)) as stream:
-        first = list(itertools.islice(stream, math.ceil(_FIRST / step.size)))
-        for batch in first:
-            for name, sums in step(batch, places).items():
-                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
-        for batch in itertools.chain(first, stream):
-            seen = step(batch, places)
+    with (
+        progress_bar("compare", step.stream.source.length) as advance,
+        contextlib.closing(step.stream.batches()) as batches,
+    ):
+        first = list(itertools.islice(batches, math.ceil(_FIRST / step.stream.size)))
+        for batch, seen in step.sums(first, places):
             for name, sums in seen.items():
                 totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-            advance(int(batch.valid.sum()))
+        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
+        for batch, seen in step.sums(itertools.chain(first, batches), places):
+            for name, sums in seen.items():
+                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
+            advance(batch.count)
     return totals
 
 

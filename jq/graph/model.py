@@ -147,6 +147,11 @@ class Graph:
         names = {v.name for v in self.inputs} | self.arrays.keys() | {o for n in self.nodes for o in n.outputs}
         return frozenset(names.union(*(g.tensors for n in self.nodes for g in n.subgraphs.values())))
 
+    @functools.cached_property
+    def programs(self) -> dict[Any, Any]:
+        """Compiled programs that read this graph, by what else they depend on; freed with the graph."""
+        return {}
+
     def edit(self, nodes: Mapping[Node, Node | None], arrays: Mapping[str, np.ndarray] | None = None) -> Graph:
         """A copy with some nodes replaced or (None) removed, and some arrays added or replaced."""
         kept = tuple(m for m in (nodes.get(n, n) for n in self.nodes) if m is not None)

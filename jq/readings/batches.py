@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+
+from jq.data.stream import devices_of, divided, replicated, shared
 
 Forward = Callable[[Any, Any], Any]  # fn(params, inputs) -> outputs, each of which leads with the batch
 
@@ -54,16 +56,15 @@ def chunked(fn: Forward, size: int | None = None, mesh: Mesh | None = None) -> F
 
 def _sharded(fn: Forward, mesh: Mesh) -> Forward:
     """`fn` with the batch split over the first axis of the mesh; the last image fills up what is missing."""
-    params_spec, batch_spec = PartitionSpec(), PartitionSpec(mesh.axis_names[0])
-    whole, parts = NamedSharding(mesh, params_spec), NamedSharding(mesh, batch_spec)
-    split = jax.shard_map(fn, mesh=mesh, in_specs=(params_spec, batch_spec), out_specs=batch_spec, check_vma=False)
+    whole, parts = replicated(mesh), divided(mesh)
+    split = shared(lambda params, inputs, _: fn(params, inputs), mesh)
 
     def spread(params: Any, inputs: Any) -> Any:
         batch = _batch(inputs)
-        missing = -batch % mesh.shape[mesh.axis_names[0]]
+        missing = -batch % devices_of(mesh)
         if missing:
             inputs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], missing, 0)]), inputs)
-        outputs = split(jax.device_put(params, whole), jax.device_put(inputs, parts))
+        outputs = split(jax.device_put(params, whole), jax.device_put(inputs, parts), None)
         return jax.tree.map(lambda y: y[:batch], jax.device_put(outputs, whole)) if missing else outputs
 
     return spread

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jq.arithmetic.layout import packed, weight_order
+from jq.data.stream import replicated
 from jq.graph import Graph, Node
 from jq.ops.table import lookup
 
@@ -41,7 +42,7 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
     >>> fn, params = jq.trace(graph), jq.pack(graph)
     """
     params = graph.params if params is None else params
-    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    where = None if mesh is None else replicated(mesh)
     orders: dict[str, set[tuple[int, ...] | None]] = {name: {None} for name in graph.output_names}
     for node in graph.walk():
         for name, reads in collections.Counter(node.reads()).items():

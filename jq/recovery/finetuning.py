@@ -20,8 +20,9 @@ import jax
 
 from jq.arithmetic.formats import INT32
 from jq.config import OWN, QuantConfig, resolve
-from jq.data.sources import batches, open_source, readable_again
-from jq.errors import ConfigError, DataError
+from jq.data.sources import open_source, readable_again
+from jq.data.stream import Stream
+from jq.errors import ConfigError
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
 from jq.ops.linear import bias_of
@@ -238,15 +239,9 @@ def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]
 def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
     """All of the data, in chunks that fit the caches."""
     source = open_source(data, graph.inputs, seed=config.seed)
-    shapes = {k: a.shape for k, a in source.head.items()}
     largest = max(u.feed_bytes for u in units(graph, plan, "layer"))
     count = source.length or 64
     size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
     size = -(-count // -(-count // size))
-    chunks = list(batches(source, size))
-    if not chunks:
-        raise DataError("finetuning needs at least one sample; got none; give calibration data")
-    for chunk in chunks:
-        if {k: a.shape[1:] for k, a in chunk.inputs.items()} != shapes:
-            raise DataError("finetuning needs samples of one shape; got several; resize them")
-    return Store({k: [c.inputs[k] for c in chunks] for k in shapes}, [c.valid for c in chunks], folder)
+    batches = Stream.of(source, size).alike("finetuning")
+    return Store({k: [b.inputs[k] for b in batches] for k in source.head}, [b.valid for b in batches], folder)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.arithmetic.formats import Integer
+from jq.data.stream import concurrently
 from jq.graph import Node
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
@@ -18,7 +19,7 @@ from jq.recovery.means import fitted
 from jq.recovery.parts import Pattern, Unit, program
 from jq.recovery.quadratic_form import Form, Sums, sums
 from jq.recovery.rounding import Rounding, compiled, nearest
-from jq.recovery.walk import Site, Tensors, added, over_chunks
+from jq.recovery.walk import Site, Tensors, added
 
 Array = Any
 _FEEDS, _PIXELS = 32, 1 << 16  # at least so many, of what an image's mean is taken
@@ -37,7 +38,7 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     assert layer is not None and layer.product is not None
     weight, bias, product = layer.weight, layer.bias, layer.product
     step = functools.partial(_sums, pattern, index, site.feeds, site.given)
-    total = added(over_chunks(step, site.floats, site.codes, site.valid))
+    total = added(concurrently(step, site.floats, site.codes, site.valid))
     w, scale = np.asarray(site.given[weight]), site.plan.weights[weight]
     rounded, shift, before, after = _solved(compiled(rounding), product.columns(w, node.attrs), scale, total)
     site = site.replace(params=site.params | {weight: product.weights(np.asarray(rounded), w.shape, node.attrs)})

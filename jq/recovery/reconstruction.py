@@ -23,6 +23,7 @@ import optax
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import mse, power
 from jq.arithmetic.numerics import nearest
+from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
@@ -31,7 +32,7 @@ from jq.readings.tracing import trace
 from jq.recovery.adaquant import falling
 from jq.recovery.parts import Pattern, Unit, program
 from jq.recovery.streams import Kept, joined
-from jq.recovery.walk import Site, Tensors, added, over_chunks, values
+from jq.recovery.walk import Site, Tensors, added, values
 
 Array = Any
 
@@ -99,7 +100,7 @@ def tune_unit(
 
     def error(found: Tuned) -> float:
         step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
-        return float(added(over_chunks(step, site.codes, site.targets, site.valid))) / feeds
+        return float(added(concurrently(step, site.codes, site.targets, site.valid))) / feeds
 
     def moved(found: Tuned) -> Site:
         return _moved(site, found)

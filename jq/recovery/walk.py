@@ -6,7 +6,6 @@ network gives after it. Both streams are carried on from unit to unit, so that t
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -16,13 +15,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.readings.fake import fake_quant
@@ -33,7 +32,6 @@ from jq.recovery.streams import Kept, Store, regrouped
 
 Array = Any
 Tensors = dict[str, Kept]
-_AT_ONCE = 2  # chunks
 _AHEAD = 4  # units that are compiled before it is their turn
 _FREED = 64 << 20  # bytes that are worth giving back to the system
 
@@ -59,7 +57,7 @@ class Site:
     def quantized_means(self, chunks: slice) -> Means:
         """Those of the unit's one layer, of some chunks."""
         step = functools.partial(_quantized_means, self.unit.pattern, self.unit.watched, self.params, self.plan)
-        return added(over_chunks(step, self.codes[chunks], self.valid[chunks]))
+        return added(concurrently(step, self.codes[chunks], self.valid[chunks]))
 
     def replace(self, **changes: Any) -> Site:
         """A copy with some fields changed."""
@@ -129,7 +127,7 @@ def walk(
             feeds=sum(map(len, store.valid)),
         )
         step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
-        made = list(over_chunks(step, site.floats, valid))
+        made = list(concurrently(step, site.floats, valid))
         site = site.replace(targets=[target for target, _ in made], means=[found for _, found in made])
         if skip is not None and i in skip:
             arrays, scales = skip[i]
@@ -147,7 +145,7 @@ def walk(
         plan = plan.replace(unit.outside(dict(site.plan.activations)))
         site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
         step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
-        coded = list(over_chunks(step, site.codes))
+        coded = list(concurrently(step, site.codes))
         for t in unit.outputs:
             floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
             codes[t] = store.keep([chunk[names[t]] for chunk in coded])
@@ -195,23 +193,6 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         thread.join()
     for error in failures:
         warnings.warn(f"compiling ahead of finetuning failed, which costs time alone: {error!r}", stacklevel=4)
-
-
-def over_chunks(step: Callable[..., Any], *chunks: Sequence[Any]) -> Iterator[Any]:
-    """A step of each chunk, in order, two at once: XLA's CPU backend leaves cores idle on one."""
-    first, *rest = zip(*chunks, strict=True)
-    yield step(*first)  # compiles
-    if jax.default_backend() != "cpu":
-        yield from itertools.starmap(step, rest)
-        return
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        waiting: collections.deque[Future[Any]] = collections.deque()
-        for chunk in rest:
-            waiting.append(pool.submit(lambda chunk: jax.block_until_ready(step(*chunk)), chunk))
-            if len(waiting) > _AT_ONCE:  # what is not taken yet is few
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def added(parts: Iterable[Any]) -> Any:

@@ -31,7 +31,9 @@ import numpy as np
 
 from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
-from jq.data.sources import Batch, batches, open_source, readable_again
+from jq.data.arrays import Sample
+from jq.data.sources import open_source, readable_again
+from jq.data.stream import Batch, Program, Stream
 from jq.errors import DataError
 from jq.evaluation import metrics
 from jq.graph import Graph
@@ -45,7 +47,6 @@ from jq.readings.tracing import trace
 from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, store_of, tune_stage
 from jq.recovery.parts import Kind, Unit, keeping_programs, units
 from jq.recovery.streams import CHUNK_BYTES, Store
-from jq.recovery.walk import over_chunks
 from jq.research.experiment import Experiment, Subject
 from jq.research.ledger import Ledger, Row
 from jq.research.tables import Results
@@ -66,7 +67,7 @@ _TUNING = (
     "finetune_drop",
 )  # options that only tuning reads
 _JAXLIB = importlib.metadata.version("jaxlib")
-_BATCH = 64  # feeds that are measured at once, of data whose number is not known
+_BATCH = 64  # samples that are measured at once, of data whose number is not known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,7 +195,7 @@ def _opened(subject: Subject) -> _Source:
     if evaluation is None:
         raise DataError("an ablation without data needs evaluation data: random data of each seed cannot be compared")
     feeds = [
-        [] if part is None else map(digest, open_source(part, graph.inputs).feeds()) for part in (data, evaluation)
+        [] if part is None else map(digest, open_source(part, graph.inputs).samples()) for part in (data, evaluation)
     ]
     labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
     return _Source(graph, data, evaluation, subject.labels, digest(graph, *map(list, feeds), labels))
@@ -325,29 +326,31 @@ Measure = Callable[[Graph, Mapping[str, Any], Plan], dict[str, Any]]
 class _Bench:
     """The evaluation data of a model, and what the float model makes of them."""
 
-    parts: list[Batch]
+    stream: Stream
+    batches: list[Batch]
     labels: np.ndarray | None
-    reference: list[np.ndarray]  # each output [feeds, ...]
+    reference: list[np.ndarray]  # each output [samples, ...]
 
     @classmethod
     def of(cls, source: _Source) -> _Bench:
         """Float targets, once for all runs of a model."""
         graph = prepare(source.graph)
-        opened = open_source(source.evaluation, graph.inputs)
+        opened, fn = open_source(source.evaluation, graph.inputs), trace(graph)
         shapes = [[d for d in v.shape or () if isinstance(d, int)] for v in graph.values.values()]
         largest = 4 * max((math.prod(shape) for shape in shapes), default=1)
-        parts = list(batches(opened, max(1, min(CHUNK_BYTES // largest, opened.length or _BATCH))))
-        fn, params = trace(graph), pack(graph)
-        return cls(parts, source.labels, _outputs(jax.jit(_over_feeds(lambda x: fn(params, x))), parts))
+        stream = Stream.of(opened, max(1, min(CHUNK_BYTES // largest, opened.length or _BATCH)), fn)
+        batches = list(stream.batches())
+        program = _outputs(fn, stream)
+        return cls(stream, batches, source.labels, stream.rows(program, pack(graph), batches, concurrent=True))
 
     def measurer(self, graph: Graph) -> Measure:
-        """What measures quantizations of one graph: it is compiled once, as weights and plans are arguments."""
+        """The function that measures quantizations of one graph; one program, as weights and plans are arguments."""
         qfn = fake_quant(graph)
-        run = jax.jit(lambda params, plan, x: _over_feeds(lambda x: qfn(params, plan, x))(x))
+        program = _outputs(lambda given, sample: qfn(given[0], given[1], sample), self.stream)
 
         def measure(own: Graph, params: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-            packed = pack(own.with_arrays({**own.arrays, **params}))
-            return self._compared(_outputs(functools.partial(run, packed, jax.tree.map(jnp.asarray, plan)), self.parts))
+            arguments = pack(own.with_arrays({**own.arrays, **params})), jax.tree.map(jnp.asarray, plan)
+            return self._compared(self.stream.rows(program, arguments, self.batches, concurrent=True))
 
         return measure
 
@@ -368,17 +371,13 @@ class _Bench:
         return row
 
 
-def _over_feeds(fn: Callable[[Any], Mapping[str, Any]]) -> Callable[[Any], list[Any]]:
-    return lambda x: list(jax.vmap(fn)(x).values())
+def _outputs(fn: Callable[[Any, Sample], Mapping[str, Any]], stream: Stream) -> Program:
+    """The compiled program of all outputs of a function of arguments and one sample."""
 
+    def program(arguments: Any, inputs: Sample, _: Any) -> list[Any]:
+        return list(jax.vmap(lambda sample: fn(arguments, {**sample, **stream.known}))(inputs).values())
 
-def _outputs(run: Callable[[Any], list[Any]], parts: Sequence[Batch]) -> list[np.ndarray]:
-    """All outputs of all feeds, without those that fill up the last batch."""
-    found = [
-        [np.asarray(y)[part.valid] for y in made]
-        for part, made in zip(parts, over_chunks(run, [p.inputs for p in parts]), strict=True)
-    ]
-    return [np.concatenate(made) for made in zip(*found, strict=True)]
+    return stream.spread(program)
 
 
 def _log(scores: np.ndarray) -> np.ndarray:

@@ -21,13 +21,14 @@ from jax.sharding import Mesh
 
 from jq.arithmetic import layout
 from jq.data.sources import Source, open_source
+from jq.data.stream import Stream
 from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
 from jq.readings.tracing import trace
 from jq.research.losses import CURVED, Loss, check_loss, losses, probe, scores
-from jq.research.streaming import known_inputs, over_feeds
+from jq.research.streaming import packed, streamed
 
 Array = Any
 
@@ -44,28 +45,28 @@ def estimate(
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
-    """Return for each feed and group about which loss quantizing that group alone gives: E[(v'J d)^2] / 2.
+    """Return for each sample and group about which loss quantizing that group alone gives: E[(v'J d)^2] / 2.
 
     d is what rounding changes in the float network. Each group has a dial, 0 for floats and 1 for codes, and v'Jd is the
     derivative with respect to it.
     """
     check_loss(loss, CURVED)
     check_probes(probes)
-    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
+    fn, read = trace(graph), scores(graph)
     of = {name: tuple(i for i, group in enumerate(groups) if name in group) for name in plan}
 
-    def one(arrays: Any, plan: Plan, feed: Mapping[str, Array], number: Array) -> Array:
+    def one(given: tuple[Any, Plan], sample: Mapping[str, Array], number: Array) -> Array:
+        arrays, plan = given
+
         def outputs(dials: Array) -> dict[str, Array]:
-            return read(fn.quantized(arrays, _Dialled(plan, of, dials), {**feed, **known}))
+            return read(fn.quantized(arrays, _Dialled(plan, of, dials), sample))
 
         z, pull = jax.vjp(outputs, jnp.zeros(len(groups)))
         return jnp.mean(jnp.square(lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))), 0) / 2
 
-    def program(arrays: Any, plan: Plan, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
-        return {"loss": lax.map(lambda pair: one(arrays, plan, *pair), (dict(inputs), numbers))}
-
+    stream = streamed(graph, source, 8, mesh)
     with needing_gradients("an estimate"):
-        return over_feeds(program, graph, params, plan, source, title="estimate", feeds=8, mesh=mesh)["loss"]
+        return stream.rows(stream.each(one), (packed(graph, params, stream), plan), title="estimate")
 
 
 def fisher(
@@ -94,26 +95,23 @@ def fisher(
     """
     check_loss(loss, CURVED)
     check_probes(probes)
-    source = open_source(data, graph.inputs, seed=seed)
-    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
-    shapes = _shapes(graph, source, tensors)
+    stream = streamed(graph, open_source(data, graph.inputs, seed=seed), 8, mesh)
+    fn, read = trace(graph), scores(graph)
+    shapes = _shapes(graph, stream, tensors)
     axes = _channels(graph, shapes)
     counts = {k: shapes[k][axes[k]] if k in axes else 1 for k in shapes}
 
-    def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
+    def one(arrays: Any, sample: Mapping[str, Array], number: Array) -> dict[str, Array]:
         def outputs(sums: Mapping[str, Array]) -> dict[str, Array]:
-            return read(fn.quantized(arrays, _Watched(axes, sums), {**feed, **known}))
+            return read(fn.quantized(arrays, _Watched(axes, sums), sample))
 
         z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
         pulled = lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))
         return jax.tree.map(lambda g: jnp.mean(g, 0), pulled)
 
-    def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
-        return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
-
     with needing_gradients("fisher"):
-        found = over_feeds(program, graph, params, None, source, title="fisher", feeds=8, mesh=mesh)
-    return {k: found[k].mean(0, dtype=np.float64) for k in shapes}
+        squares = stream.rows(stream.each(one), packed(graph, params, stream), title="fisher")
+    return {k: squares[k].mean(0, dtype=np.float64) for k in shapes}
 
 
 def hessian_trace(
@@ -143,17 +141,18 @@ def hessian_trace(
     check_loss(loss, CURVED)
     check_probes(probes)
     source = open_source(data, graph.inputs, seed=seed)
-    fn, read, known = trace(graph), scores(graph), known_inputs(graph, source)
-    shapes = _shapes(graph, source, tensors)
+    stream = streamed(graph, source, 4, mesh)
+    fn, read = trace(graph), scores(graph)
+    shapes = _shapes(graph, stream, tensors)
     classes = None if labels is None else jnp.asarray(np.asarray(labels, np.int32))
     if classes is not None and source.length is not None and len(classes) != source.length:
         raise ConfigError(f"there are {len(classes)} labels for {source.length} samples")
 
-    def one(arrays: Any, feed: Mapping[str, Array], number: Array) -> dict[str, Array]:
-        own = read(fn(arrays, {**feed, **known}))
+    def one(arrays: Any, sample: Mapping[str, Array], number: Array) -> dict[str, Array]:
+        own = read(fn(arrays, sample))
 
         def value(shifts: Mapping[str, Array]) -> Array:
-            z = read(fn.quantized(arrays, _Shifted(shifts), {**feed, **known}))
+            z = read(fn.quantized(arrays, _Shifted(shifts), sample))
             if classes is not None:
                 each = [jnp.mean(jax.nn.log_softmax(v, -1)[..., classes[number]]) for v in z.values()]
                 return -jnp.mean(jnp.stack(each))
@@ -170,12 +169,9 @@ def hessian_trace(
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), probes)
         return jax.tree.map(lambda x: jnp.mean(x, 0), lax.map(product, keys))
 
-    def program(arrays: Any, _: None, inputs: Mapping[str, Array], numbers: Array) -> dict[str, Array]:
-        return lax.map(lambda pair: one(arrays, *pair), (dict(inputs), numbers))
-
     with needing_gradients("hessian_trace"):
-        found = over_feeds(program, graph, params, None, source, title="hessian", feeds=4, mesh=mesh)
-    return {k: float(found[k].mean(dtype=np.float64)) for k in shapes}
+        traces = stream.rows(stream.each(one), packed(graph, params, stream), title="hessian")
+    return {k: float(traces[k].mean(dtype=np.float64)) for k in shapes}
 
 
 @contextlib.contextmanager
@@ -198,14 +194,12 @@ def _probes(loss: Loss, z: Mapping[str, Array], seed: int, number: Array, count:
     return jax.vmap(functools.partial(probe, loss, z))(keys)
 
 
-def _shapes(graph: Graph, source: Source, tensors: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
-    """The shapes of tensors of one feed, of all floats if none are named."""
+def _shapes(graph: Graph, stream: Stream, tensors: Iterable[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors of one sample, of all floats if none are named."""
     made = [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
     names = [*made, *graph.params] if tensors is None else list(tensors)
     fn = trace(graph, taps=names)  # says which are not there
-    known = known_inputs(graph, source)
-    feed = {k: v for k, v in source.head.items() if k not in known}
-    seen = jax.eval_shape(lambda params, feed: fn(params, {**feed, **known})[1], dict(graph.params), feed)
+    seen = stream.shapes(lambda params, sample: fn(params, sample)[1], dict(graph.params))
     floats = {k: tuple(seen[k].shape) for k in names if _is_float(seen.get(k))}
     if tensors is not None and (others := [k for k in names if k not in floats]):
         raise ConfigError(f"tensor {others[0]!r} is not one of floats.{suggest(others[0], floats)}")

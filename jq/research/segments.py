@@ -1,7 +1,7 @@
 """The loss of many plans of one network, on data, without computing again what they have in common.
 
-The graph is cut into segments of about equal cost. What a plan makes of the data up to a segment is kept, as codes;
-plans that differ only from there on are evaluated from there on. They are one stacked pytree, and one program for each
+The graph is cut into segments of about equal cost. The tensors that a plan yields between segments are kept, as codes;
+plans that differ only from a segment on are evaluated from there. They are one stacked pytree, and one program for each
 segment takes them all in a call, one after the other: `vmap` would make grouped convolutions of weights that differ,
 which XLA's CPU backend takes seven times as long for.
 """
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import jax
@@ -24,7 +23,9 @@ from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import kl, relative_mse
 from jq.arithmetic.numerics import nearest
 from jq.config import QuantConfig
-from jq.data.sources import Feed, open_source
+from jq.data.arrays import Sample
+from jq.data.sources import in_memory, open_source
+from jq.data.stream import Stream, concurrently
 from jq.errors import DataError, ModelError
 from jq.graph import Graph, Value
 from jq.graph.unused import remove_unused
@@ -38,50 +39,46 @@ from jq.recovery.streams import Kept
 Array = Any
 Loss = Literal["mse", "kl"]
 _LOSSES = {"mse": relative_mse, "kl": kl}
-State = dict[str, Kept]  # what flows into a segment, of the feeds of a block
+State = dict[str, Kept]  # the inputs of a segment, for the samples of a block
 
 _SEGMENTS = 5
 _ELEMENT = 100  # multiply-adds that writing and rounding an element costs as much as, about
-_BLOCK = 16  # feeds that a call evaluates
-_FEW = 4  # feeds at once: 16 take MobileNetV2 four times as long
+_BLOCK = 16  # samples that a call evaluates
+_FEW = 4  # samples at once: 16 take MobileNetV2 four times as long
 _BYTES = 12 << 20  # that their largest tensor may have
-_AT_ONCE = 2  # blocks: XLA's CPU backend leaves cores idle on one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Some feeds, and what the float network makes of them."""
+    """Some samples, and the outputs of the float network on them."""
 
-    inputs: Mapping[str, np.ndarray]  # [feeds, batch, ...]
+    inputs: Mapping[str, np.ndarray]  # [samples, batch, ...]
     targets: Mapping[str, Array]  # outputs that are floats
-    valid: np.ndarray  # of feeds, which are not there twice
+    valid: np.ndarray  # bool; False for samples that fill the block up
 
 
 def blocks_of(graph: Graph, data: Any, config: QuantConfig, *, apart: int) -> tuple[list[Block], list[Block]]:
-    """Return the data in two parts, the second of them every so manyth feed."""
-    source = open_source(data, graph.inputs, seed=config.seed)
-    feeds = list(source.feeds())
-    if any({k: a.shape for k, a in f.items()} != {k: a.shape for k, a in source.head.items()} for f in feeds):
-        raise DataError("a search needs samples of one shape")
-    if len(feeds) < apart:
-        raise DataError(f"{len(feeds)} samples: a search needs {apart} or more, of which every {apart}th is held back")
+    """Return the data in two parts: the second has every `apart`th sample, the first has the others."""
     fn, params = trace(graph), pack(graph)
+    read = Stream.of(open_source(data, graph.inputs, seed=config.seed), 1, fn)
+    samples = [{k: v[0] for k, v in batch.inputs.items()} for batch in read.alike("a search")]
+    if len(samples) < apart:
+        raise DataError(
+            f"{len(samples)} samples: a search needs {apart} or more, of which every {apart}th is held back"
+        )
 
-    @jax.jit
-    def floats(inputs: Feed, params: Mapping[str, Any]) -> dict[str, Array]:
-        made = jax.lax.map(lambda x: fn(params, x), inputs)
-        return {k: v for k, v in made.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+    def floats(params: Mapping[str, Any], sample: Sample, _: Array) -> dict[str, Array]:
+        return {k: v for k, v in fn(params, sample).items() if jnp.issubdtype(v.dtype, jnp.floating)}
 
-    def blocks(chosen: Sequence[Feed]) -> list[Block]:
+    program = read.each(floats)
+
+    def blocks(chosen: Sequence[Sample]) -> list[Block]:
         size = -(-len(chosen) // -(-len(chosen) // _BLOCK))  # such that few are there twice
-        parts = [list(chosen[i : i + size]) for i in range(0, len(chosen), size)]
-        valid = [np.arange(size) < len(part) for part in parts]
-        parts = [part + part[-1:] * (size - len(part)) for part in parts]
-        inputs = [{k: np.stack([f[k] for f in part]) for k in part[0]} for part in parts]
-        targets = two_by_two(functools.partial(floats, params=params), inputs)
-        return [Block(*found) for found in zip(inputs, targets, valid, strict=True)]
+        stream = Stream.of(in_memory(chosen), size, fn)
+        results = stream.results(program, params, concurrent=True)
+        return [Block(batch.inputs, jax.tree.map(jnp.asarray, made), batch.valid) for batch, made in results]
 
-    kept, held = blocks([f for i, f in enumerate(feeds) if (i + 1) % apart]), blocks(feeds[apart - 1 :: apart])
+    kept, held = blocks([x for i, x in enumerate(samples) if (i + 1) % apart]), blocks(samples[apart - 1 :: apart])
     if not kept[0].targets:
         raise ModelError("no output of the model is of floats, so there is nothing to come near to")
     return kept, held
@@ -96,10 +93,10 @@ class Segments:
     params: Mapping[str, Any]
 
     @classmethod
-    def of(cls, graph: Graph, params: Mapping[str, Any], plan: Plan, loss: Loss, feed: Feed) -> Segments:
-        """The segments of a graph in the forms that a plan wants, for feeds like this one."""
+    def of(cls, graph: Graph, params: Mapping[str, Any], plan: Plan, loss: Loss, sample: Sample) -> Segments:
+        """The segments of a graph in the forms that a plan wants, for samples like this one."""
         graph = as_planned(graph, plan)
-        sizes = _sizes(graph, feed)
+        sizes = _sizes(graph, sample)
         shifted = frozenset(t for t in plan if is_shift(plan[t]))
         starts = [*_starts(graph, sizes), (len(graph.nodes), tuple(graph.output_names))]
         parts, first = [], dict.fromkeys((v.name for v in graph.inputs), 0)
@@ -113,29 +110,29 @@ class Segments:
         return cls(tuple(parts), first, pack(graph, {**graph.params, **params}))
 
     def begin(self, blocks: Sequence[Block]) -> list[list[State]]:
-        """What flows into the first segment: the data of each block, of one plan as of any."""
+        """The inputs of the first segment by block: the data, for one plan as for any."""
         return [[{k: Kept.quantized(jnp.asarray(v), None) for k, v in b.inputs.items()}] for b in blocks]
 
     def advance(
         self, segment: int, plans: Sequence[Plan], parents: Sequence[int], states: Sequence[Sequence[State]]
     ) -> list[list[State]]:
-        """What flows into the next segment, by block and plan; each plan goes on from the state that is its parent's."""
+        """The inputs of the next segment by block and plan; each plan continues from its parent's state."""
         fn = functools.partial(self.parts[segment].advanced, self.params)
         ways = list(zip(plans, parents, strict=True))
-        return list(two_by_two(lambda state: [fn(plan, state[parent]) for plan, parent in ways], states))
+        return list(concurrently(lambda state: [fn(plan, state[parent]) for plan, parent in ways], states))
 
     def losses(
         self, segment: int, plans: Sequence[Plan], parents: Sequence[int], states: Sequence[Sequence[State]],
         blocks: Sequence[Block],
     ) -> Iterator[np.ndarray]:  # fmt: skip
-        """Yield the losses [plans, feeds] of each block, evaluated from a segment on."""
+        """Yield the losses [plans, samples] of each block, evaluated from a segment on."""
         given = _stacked(plans), jnp.asarray(parents, jnp.int32)
 
         def step(state: Sequence[State], block: Block) -> np.ndarray:
-            found = self.parts[segment].losses(self.params, *given, _stacked(state), dict(block.targets))
-            return np.asarray(found, np.float64)[:, block.valid]
+            losses = self.parts[segment].losses(self.params, *given, _stacked(state), dict(block.targets))
+            return np.asarray(losses, np.float64)[:, block.valid]
 
-        return two_by_two(step, states, blocks)
+        return concurrently(step, states, blocks)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,12 +142,12 @@ class Part:
     body: Traced
     rest: Traced
     loss: Loss
-    at_once: int  # feeds
+    at_once: int  # samples
     shifted: frozenset[str]  # tensors whose scales are powers of two
 
     @functools.cached_property
     def losses(self) -> Callable[..., Array]:
-        """Of stacked plans, each after the state of its parent: [plans, feeds]."""
+        """The losses [plans, samples] of stacked plans, each after the state of its parent."""
 
         @jax.jit
         def run(params: Any, plans: Plan, parents: Array, states: State, targets: Any) -> Array:
@@ -164,7 +161,7 @@ class Part:
 
     @functools.cached_property
     def advanced(self) -> Callable[..., State]:
-        """What flows into the next segment."""
+        """The inputs of the next segment."""
 
         @jax.jit
         def run(params: Any, plan: Plan, state: State) -> State:
@@ -174,12 +171,12 @@ class Part:
         return run
 
     def _evaluated(self, fn: Traced, params: Mapping[str, Any], plan: Plan, state: State) -> dict[str, Array]:
-        """What a function makes of all feeds, a few at a time; weights are rounded once."""
+        """The outputs of a function on all samples, a few at a time; weights are rounded once."""
         rounding = Shifts(plan, self.shifted)
         own = {k: rounding.fake_quant(k, v) for k, v in params.items() if k in fn.graph.params}
         rounding = Shifts(dataclasses.replace(plan, weights={}), self.shifted)
-        feeds = len(next(iter(state.values())).array)
-        size = next(n for n in range(min(self.at_once, feeds), 0, -1) if feeds % n == 0)
+        samples = len(next(iter(state.values())).array)
+        size = next(n for n in range(min(self.at_once, samples), 0, -1) if samples % n == 0)
         arrays = {k: v.array.reshape(-1, size, *v.array.shape[1:]) for k, v in state.items()}
 
         def few(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -201,31 +198,22 @@ class Shifts:
         return tensor in self.plan
 
     def fake_quant(self, name: str, value: Any) -> Any:
-        """What a tensor's readers get."""
+        """The tensor as its readers get it."""
         if name not in self.shifted or name not in self.plan:
             return self.plan.fake_quant(name, value)
         return layout.mapped(lambda x: _shifted(self.plan[name], jnp.asarray(x)), value)
 
 
-def is_shift(found: QParams) -> bool:
+def is_shift(qparams: QParams) -> bool:
     """Whether a tensor is rounded to integers at one power of two that has an inverse."""
-    whole = isinstance(found.grid, Integer) and not found.dynamic and found.coded is None and found.axis is None
-    return whole and found.is_power_of_two and abs(int(found.exponent)) < 126
+    whole = isinstance(qparams.grid, Integer) and not qparams.dynamic and qparams.coded is None and qparams.axis is None
+    return whole and qparams.is_power_of_two and abs(int(qparams.exponent)) < 126
 
 
-def _shifted(found: QParams, x: Array) -> Array:
-    assert isinstance(found.grid, Integer)
-    low, high = found.grid.qmin - found.zero_point, found.grid.qmax - found.zero_point
-    return jnp.clip(nearest(x * (1 / found.scale)), low, high) * found.scale
-
-
-def two_by_two(step: Callable[..., Any], *given: Iterable[Any]) -> Iterator[Any]:
-    """A step of each of some things, in order, two at once, and little further than they are asked for."""
-    first, *waiting = zip(*given, strict=True)
-    yield step(*first)  # compiles
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, len(waiting), _AT_ONCE):
-            yield from pool.map(lambda one: jax.block_until_ready(step(*one)), waiting[start : start + _AT_ONCE])
+def _shifted(qparams: QParams, x: Array) -> Array:
+    assert isinstance(qparams.grid, Integer)
+    low, high = qparams.grid.qmin - qparams.zero_point, qparams.grid.qmax - qparams.zero_point
+    return jnp.clip(nearest(x * (1 / qparams.scale)), low, high) * qparams.scale
 
 
 def _distance(loss: Loss, y: Mapping[str, Array], targets: Mapping[str, Array]) -> Array:
@@ -238,7 +226,7 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 def _starts(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, tuple[str, ...]]]:
-    """Where segments of about equal cost begin, and what flows into each: near the place, where the least does."""
+    """The first nodes of segments of about equal cost, and the inputs of each: near the place, where they are smallest."""
     costs = []
     for node in graph.nodes:
         weights = [graph.params[i] for i in node.inputs[1:2] if i in graph.params and graph.params[i].ndim > 1]
@@ -246,18 +234,18 @@ def _starts(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, tuple[str
         costs.append(each * sum(sizes.get(o, 0) for o in node.outputs))
     before = np.cumsum([0, *costs]) / max(sum(costs), 1) * _SEGMENTS
     allowed = [(i, tuple(sorted(names))) for i, names in cuts(graph) if i]
-    found = [(0, tuple(v.name for v in graph.inputs))]
+    starts = [(0, tuple(v.name for v in graph.inputs))]
     for number in range(1, _SEGMENTS):
-        near = [c for c in allowed if abs(before[c[0]] - number) < 0.5 and c[0] > found[-1][0]]
+        near = [c for c in allowed if abs(before[c[0]] - number) < 0.5 and c[0] > starts[-1][0]]
         if near:
-            found.append(min(near, key=lambda c: (sum(sizes.get(t, 0) for t in c[1]), abs(before[c[0]] - number))))
-    return found
+            starts.append(min(near, key=lambda c: (sum(sizes.get(t, 0) for t in c[1]), abs(before[c[0]] - number))))
+    return starts
 
 
-def _sizes(graph: Graph, feed: Feed) -> dict[str, int]:
-    """Bytes of every tensor of a feed."""
+def _sizes(graph: Graph, sample: Sample) -> dict[str, int]:
+    """Bytes of every tensor of a sample."""
     fn = trace(graph, taps=[o for n in graph.nodes for o in n.outputs if o])
-    seen = jax.eval_shape(lambda params, inputs: fn(params, inputs)[1], dict(graph.params), dict(feed))
+    seen = jax.eval_shape(lambda params, inputs: fn(params, inputs)[1], dict(graph.params), dict(sample))
     return {k: v.size * v.dtype.itemsize for k, v in seen.items() if isinstance(v, jax.ShapeDtypeStruct)}
 
 

@@ -24,7 +24,7 @@ from jq.readings.fake import as_planned
 from jq.research.curvature import estimate
 from jq.research.lanes import Lanes
 from jq.research.losses import CURVED, Loss, check_loss, losses, scores
-from jq.research.streaming import feed_bytes, feeds_at_once, known_inputs, over_feeds
+from jq.research.streaming import packed, sample_bytes, samples_at_once, streamed
 from jq.util import files, markup
 
 By = Literal["tensor", "layer"]
@@ -250,10 +250,10 @@ def _measured(
     mode: Mode, mesh: Mesh | None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, float]]:  # fmt: skip
     """The losses of each group on each sample, and the mean ones of all together."""
-    feeds = feeds_at_once(graph)
-    most = max(_LEAST, _LANES_BYTES // (feeds * feed_bytes(graph)))
-    names, read, known = list(named), scores(graph), known_inputs(graph, source)
-    everything = frozenset(plan)
+    at_once = samples_at_once(graph)
+    most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
+    stream, names, read = streamed(graph, source, at_once, mesh), list(named), scores(graph)
+    everything, arguments = frozenset(plan), (packed(graph, params, stream), plan)
     found: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, float] = {}
     for start in range(0, len(names), most):
@@ -261,10 +261,8 @@ def _measured(
         # The last lane is the other end: all quantized, or in `all_but_one` the float network.
         lanes = Lanes(graph, (*(named[n] for n in here), everything), inverted=mode == "all_but_one")
 
-        def program(
-            arrays: Any, plan: Plan, inputs: Mapping[str, Any], numbers: Any, lanes: Lanes = lanes
-        ) -> dict[str, Any]:
-            z = read(lanes(arrays, plan, inputs, known))
+        def program(given: Any, inputs: Mapping[str, Any], _: Any, lanes: Lanes = lanes) -> dict[str, Any]:
+            z = read(lanes(given[0], given[1], inputs, stream.known))
             reference, all_quantized = (-1, 0) if lanes.inverted else (0, -1)
             own = {k: v[reference] for k, v in z.items()}
             order = [*range(1, len(lanes.groups)), all_quantized]
@@ -273,7 +271,7 @@ def _measured(
             finite = [jnp.all(jnp.isfinite(v).reshape(len(v), -1), axis=1) for v in own.values()]
             return {**each, "finite": jnp.all(jnp.stack(finite), axis=0)}
 
-        made = over_feeds(program, graph, params, plan, source, title="sensitivity", feeds=feeds, mesh=mesh)
+        made = stream.rows(stream.spread(program), arguments, title="sensitivity")
         if not (finite := made.pop("finite")).all():
             raise DataError(f"sample {int(np.argmin(finite))}: the float network's outputs have NaN or Inf")
         made = {k: v.astype(np.float64) for k, v in made.items()}

@@ -12,12 +12,13 @@ import numpy as np
 
 from jq.arithmetic.exponents import NEIGHBOURS
 from jq.arithmetic.losses import mse, power
+from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import fake_quant
 from jq.recovery.finetuning import store_of
 from jq.recovery.parts import Pattern, program, units
-from jq.recovery.walk import Site, Tensors, added, over_chunks, values, walk
+from jq.recovery.walk import Site, Tensors, added, values, walk
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block
 
@@ -36,7 +37,7 @@ def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, param
     def tune(site: Site) -> tuple[Site, float, float]:
         def off(plan: Plan) -> float:
             step = functools.partial(_off, site.unit.pattern, site.params, site.unit.plan(plan))
-            return float(added(over_chunks(step, site.codes, site.targets, site.valid)))
+            return float(added(concurrently(step, site.codes, site.targets, site.valid)))
 
         before = best = off(found[-1].plan)
         for name in site.unit.outside(site.plan.activations):

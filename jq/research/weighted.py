@@ -23,6 +23,7 @@ from jq.arithmetic import layout
 from jq.arithmetic.exponents import LONGEST, error_sums
 from jq.arithmetic.losses import classes_axis
 from jq.arithmetic.numerics import inverse_power
+from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import as_planned
@@ -30,7 +31,7 @@ from jq.readings.packing import pack
 from jq.readings.tracing import trace
 from jq.research.curvature import needing_gradients
 from jq.research.descent import Moves, Step, Way
-from jq.research.segments import Block, Loss, two_by_two
+from jq.research.segments import Block, Loss
 
 Array = Any
 _FEW = 4  # feeds at once
@@ -118,7 +119,7 @@ def weighted_errors(
             valid = block.valid[at] & (np.arange(start, start + _FEW) < len(block.valid))
             given.append(({k: v[at] for k, v in block.inputs.items()}, valid, jax.random.fold_in(key, len(given))))
     total: dict[str, np.ndarray] = {}
-    for found in two_by_two(functools.partial(step, params), *zip(*given, strict=True)):
+    for found in concurrently(functools.partial(step, params), *zip(*given, strict=True)):
         for k, v in found.items():
             total[k] = total.get(k, 0) + np.asarray(v, np.float64)
     return total

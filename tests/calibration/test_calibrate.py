@@ -285,7 +285,7 @@ def forms(x, folder):
         np.save(folder / "each" / f"{i:03}.npy", sample[None])
     return {
         "dict": {"x": x},
-        "list of feeds": [{"x": s[None]} for s in x],
+        "list of samples": [{"x": s[None]} for s in x],
         "list of arrays": [s[None] for s in x],
         "reader with rewind": Reader(x, rewind=True),
         "iterable": Again(x),
@@ -344,7 +344,7 @@ class TestData:
             caplog.clear()
             with jax.log_compiles(), caplog.at_level(logging.DEBUG, "jax"):
                 jq.calibrate(graph, samples[:count], config)
-            return sum("Compiling" in r.getMessage() and "_share" in r.getMessage() for r in caplog.records)
+            return sum("Compiling" in r.getMessage() and "fold" in r.getMessage() for r in caplog.records)
 
         assert compiled(43) == 1
         assert compiled(48) == compiled(17) == 0
@@ -355,7 +355,7 @@ class TestData:
         x = samples[:, None].copy()
         x[41, 0, 3] = bad
         data = x[:, 0] if form is np.asarray else form(x)
-        with pytest.raises(jq.DataError, match=r"feed 41.*'x'.*NaN or Inf"):
+        with pytest.raises(jq.DataError, match=r"sample 41.*'x'.*NaN or Inf"):
             jq.calibrate(line, data, QuantConfig(batch=8))
 
     def test_refuses_empty_data(self, line):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jq.data.images import ImageFolder, stored
-from jq.data.sources import batches, open_source
+from jq.data.sources import open_source
+from jq.data.stream import batches
 from jq.errors import ConfigError, DataError, Error
 from jq.graph import Dim, Value
 
@@ -44,12 +45,12 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_bare_folder_of_images_warns_of_its_defaults(photos: Path) -> None:
-    with pytest.warns(UserWarning, match=r"RGB / 255.*jq\.images\.ImageFolder"):
+    with pytest.warns(UserWarning, match=r"RGB / 255.*jq\.data\.images\.ImageFolder"):
         source = open_source(str(photos), IMAGE)
     assert source.length == 3 and source.again
-    found = np.concatenate([f["x"] for f in source.feeds()])
+    found = np.concatenate([f["x"] for f in source.samples()])
     np.testing.assert_array_equal(found, np.eye(3, dtype=np.float32)[:, :, None, None] * np.ones((8, 8), np.float32))
-    np.testing.assert_array_equal(next(source.feeds(skip=2))["x"], found[2:])
+    np.testing.assert_array_equal(next(source.samples(skip=2))["x"], found[2:])
 
 
 def test_preprocessing_of_images(photos: Path) -> None:
@@ -79,7 +80,7 @@ def test_preprocessing_of_images(photos: Path) -> None:
 )
 def test_sizes_of_images(photos: Path, shape: Any, options: Any, sizes: Any) -> None:
     source = open_source(ImageFolder(photos, **options), [value(*shape)])
-    found = [f["x"].shape[1:3] if options.get("layout") else f["x"].shape[2:] for f in source.feeds()]
+    found = [f["x"].shape[1:3] if options.get("layout") else f["x"].shape[2:] for f in source.samples()]
     assert found == sizes
 
 
@@ -98,7 +99,7 @@ def test_the_centre_is_what_remains(tmp_path: Path) -> None:
 def test_images_that_are_none(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(match: str, inputs: list[Value] = IMAGE, kind: type[Error] = DataError, **options: Any) -> None:
         with pytest.raises(kind, match=match):
-            list(open_source(ImageFolder(photos, **options), inputs).feeds())
+            list(open_source(ImageFolder(photos, **options), inputs).samples())
 
     refused("rank 4", [value("N", 2, 3)])
     refused("no dim of 3 or 1 channels", [value("N", "C", "H", "W")])

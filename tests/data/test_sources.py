@@ -1,4 +1,4 @@
-"""Every form of data gives the same feeds; what does not fit is one clear error."""
+"""Every form of data gives the same samples; what does not fit is one clear error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jq.data.sources import Batch, Source, batches, fingerprint, open_source
+from jq.data.sources import Source, fingerprint, open_source
+from jq.data.stream import Batch, batches
 from jq.errors import ConfigError, DataError, Error
 from jq.graph import Dim, Value
 
@@ -122,16 +123,16 @@ def test_every_form_gives_the_same_feeds(form: str, tmp_path: Path) -> None:
     source = open_source(make(tmp_path), X)
     assert (source.length, source.again, source.first) == (length, again, first)
     np.testing.assert_array_equal(source.head["x"], SAMPLES[:1])
-    feeds = list(source.feeds())
-    assert all(f.keys() == {"x"} and f["x"].dtype == np.float32 for f in feeds)
-    np.testing.assert_array_equal([f["x"] for f in feeds], SAMPLES[:, None])
+    samples = list(source.samples())
+    assert all(f.keys() == {"x"} and f["x"].dtype == np.float32 for f in samples)
+    np.testing.assert_array_equal([f["x"] for f in samples], SAMPLES[:, None])
     if again:
-        np.testing.assert_array_equal([f["x"] for f in source.feeds(skip=9)], SAMPLES[9:, None])
+        np.testing.assert_array_equal([f["x"] for f in source.samples(skip=9)], SAMPLES[9:, None])
         assert [b.start for b in batches(source, 4, skip=6)] == [6, 10]
         assert not list(batches(source, 4, skip=11))
     else:
         with pytest.raises(DataError, match="only once"):
-            list(source.feeds())
+            list(source.samples())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -167,7 +168,7 @@ def test_a_new_shape_begins_a_new_batch() -> None:
 
 def test_a_fixed_batch_is_kept() -> None:
     fixed = [value(2, 2, 3)]
-    found = list(open_source(SAMPLES[:10], fixed).feeds())
+    found = list(open_source(SAMPLES[:10], fixed).samples())
     np.testing.assert_array_equal([f["x"] for f in found], SAMPLES[:10].reshape(5, 2, 2, 3))
     assert open_source(Reader([{"x": SAMPLES[:2]}]), fixed).first == 1
     with pytest.raises(DataError, match=r"11 samples, no multiple of the batch 2 .*leave 1 out"):
@@ -184,9 +185,9 @@ def test_inputs_that_are_no_batch_are_repeated() -> None:
     assert {k: a.shape for k, a in batch.inputs.items()} == {"x": (5, 1, 4), "state": (5, 2, 1, 3), "rate": (5,)}
     once = open_source({**arrays, "state": arrays["state"][:2]}, inputs)
     assert once.length == 5
-    with pytest.raises(DataError, match=r"different numbers of feeds.*'x': 5, 'state': 2"):
+    with pytest.raises(DataError, match=r"different numbers of samples.*'x': 5, 'state': 2"):
         open_source({**arrays, "state": arrays["state"][:4]}, inputs)
-    with pytest.raises(DataError, match="different numbers of feeds"):
+    with pytest.raises(DataError, match="different numbers of samples"):
         open_source({**arrays, "x": arrays["x"][:1]}, inputs)
 
 
@@ -212,7 +213,7 @@ def test_an_exhausted_reader_that_rewinds_is_read() -> None:
     reader = Rewindable(in_eights())
     while reader.get_next():
         pass
-    assert len(list(open_source(reader, X).feeds())) == 11
+    assert len(list(open_source(reader, X).samples())) == 11
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -291,7 +292,7 @@ def test_nan_is_named(form: Callable[[np.ndarray], Any], dtype: Any) -> None:
     array = SAMPLES.astype(dtype)
     array[9, 0, 2] = np.inf
     array[9, 1, 1] = np.nan
-    match = r"feed 9: input 'x' has 2 of 6 values NaN or Inf, the first inf at \[0, 0, 2\]"
+    match = r"sample 9: input 'x' has 2 of 6 values NaN or Inf, the first inf at \[0, 0, 2\]"
     with pytest.raises(DataError, match=match):
         list(batches(open_source(form(array), [value("N", 2, 3, dtype=dtype)]), 4))
 
@@ -303,7 +304,7 @@ def test_the_fingerprint_tells_data_apart() -> None:
     assert len(same | {fingerprint(open_source(a, X)) for a in changed}) == 4
     once = open_source(Reader(in_eights()), X)
     assert fingerprint(once) == fingerprint(open_source(Rewindable(in_eights()), X))
-    assert len(list(once.feeds())) == 11
+    assert len(list(once.samples())) == 11
 
 
 # Reading ahead
@@ -407,18 +408,18 @@ def test_random_data_are_seeded_and_warned_of() -> None:
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="seed 6"):
         other = open_source(None, inputs, seed=6)
-    feeds = list(one.feeds())
-    assert one.length == len(feeds) == 16
-    assert {k: (a.dtype, a.shape) for k, a in feeds[0].items()} == {
+    samples = list(one.samples())
+    assert one.length == len(samples) == 16
+    assert {k: (a.dtype, a.shape) for k, a in samples[0].items()} == {
         "x": (np.float32, (1, 64)),
         "h": (np.float32, (2, 1)),
         "i": (np.int64, (3,)),
         "b": (np.bool_, ()),
     }
-    everything = np.concatenate([f["x"].ravel() for f in feeds])
+    everything = np.concatenate([f["x"].ravel() for f in samples])
     assert abs(everything.mean()) < 0.15 and abs(everything.std() - 1) < 0.1
-    assert set(np.concatenate([f["i"] for f in feeds]).tolist()) == {0, 1}
-    np.testing.assert_array_equal(next(one.feeds(skip=7))["x"], feeds[7]["x"])
+    assert set(np.concatenate([f["i"] for f in samples]).tolist()) == {0, 1}
+    np.testing.assert_array_equal(next(one.samples(skip=7))["x"], samples[7]["x"])
     assert fingerprint(one) != fingerprint(other)
 
 
@@ -518,7 +519,7 @@ def test_damaged_files_are_errors_or_data(suffix: str, cut: float, at: float, by
         path = Path(folder, f"x{suffix}")
         path.write_bytes(data)
         try:
-            assert list(open_source(path, X).feeds())
+            assert list(open_source(path, X).samples())
             assert not truncate or bytes_
         except Error:
             pass

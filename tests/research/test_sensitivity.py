@@ -146,7 +146,7 @@ def test_mistakes_are_named(case):
         research.sensitivity(graph, plan, images, by={"all": list(plan)})["stem"]
     bad = images.copy()
     bad[3, 0, 0, 0] = np.nan
-    with pytest.raises(jq.DataError, match="feed 3"):
+    with pytest.raises(jq.DataError, match="sample 3"):
         research.sensitivity(graph, plan, bad, by={"all": list(plan)})
 
 

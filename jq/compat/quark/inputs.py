@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jq.arithmetic import layout
-from jq.data.sources import Feed, open_source, readable_again
+from jq.data.arrays import Sample
+from jq.data.sources import open_source, readable_again
 from jq.errors import ConfigError, suggest
 from jq.exchange.conversion import fix_shapes, nhwc_inputs, to_float32
 from jq.graph import Graph, Value
@@ -37,23 +38,23 @@ class Inputs:
                 return None
         values = [dataclasses.replace(v, shape=self.shapes.get(v.name, v.shape)) for v in self.values]
         source = open_source(None, values, seed=seed) if made else open_source(data, self.values)
-        samples = list(itertools.islice(source.feeds(), self.samples))
+        samples = list(itertools.islice(source.samples(), self.samples))
         if made:
-            samples = [self._in_range(feed, [seed, i]) for i, feed in enumerate(samples)]
-        return [self._moved(feed) for feed in samples]
+            samples = [self._in_range(sample, [seed, i]) for i, sample in enumerate(samples)]
+        return [self._moved(sample) for sample in samples]
 
-    def _in_range(self, feed: Feed, seed: list[int]) -> Feed:
-        rng, scaled = np.random.default_rng(seed), dict(feed)
+    def _in_range(self, sample: Sample, seed: list[int]) -> Sample:
+        rng, scaled = np.random.default_rng(seed), dict(sample)
         for name, (low, high) in self.ranges.items():
-            shape, dtype = feed[name].shape, feed[name].dtype
+            shape, dtype = sample[name].shape, sample[name].dtype
             whole = dtype.kind in "iu"
             made = rng.integers(int(low), int(high) + 1, shape) if whole else rng.uniform(low, high, shape)
             scaled[name] = np.asarray(made).astype(dtype)
         return scaled
 
-    def _moved(self, feed: Feed) -> Feed:
+    def _moved(self, sample: Sample) -> Sample:
         return {
-            name: layout.channels_last(array) if name in self.channels_last else array for name, array in feed.items()
+            name: layout.channels_last(array) if name in self.channels_last else array for name, array in sample.items()
         }
 
 

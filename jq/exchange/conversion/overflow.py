@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,9 +10,13 @@ import numpy as np
 
 from jq.arithmetic.formats import Float
 from jq.data.sources import open_source
+from jq.data.stream import Stream
 from jq.exchange.conversion.precision import matches_any
 from jq.graph import Graph
+from jq.readings.packing import pack
 from jq.readings.tracing import trace
+
+_BATCH = 8
 
 
 def overflowing(graph: Graph, format: Float, data: Any, *, exclude: Collection[str] = ()) -> dict[str, float]:
@@ -42,11 +46,15 @@ def overflowing(graph: Graph, format: Float, data: Any, *, exclude: Collection[s
     ]
     if not watched:
         return {}
-    fn, found = trace(graph, taps=dict.fromkeys(watched, _magnitude)), dict.fromkeys(watched, 0.0)
-    for feed in open_source(data, graph.inputs).feeds():
-        _, tapped = fn(graph.params, feed)
-        found |= {name: max(found[name], float(largest)) for name, largest in tapped.items()}
-    return {k: v for k, v in found.items() if v > format.largest}
+    fn = trace(graph, taps=dict.fromkeys(watched, _magnitude))
+    stream = Stream.of(open_source(data, graph.inputs), _BATCH, fn)
+    program = stream.folded(lambda params, sample: fn(params, sample)[1], _larger)
+    largest = stream.total(program, pack(graph), _larger)
+    return {name: float(largest[name]) for name in watched if largest[name] > format.largest}
+
+
+def _larger(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: jnp.fmax(value, b[name]) for name, value in a.items()}  # which passes over NaN
 
 
 def _magnitude(x: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import operator
 import os
@@ -16,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from jq.arithmetic.formats import Integer
-from jq.data.sources import Feed, Source, open_source
+from jq.data.arrays import Sample
+from jq.data.sources import Source, open_source
+from jq.data.stream import Batch, Stream
 from jq.errors import DataError, ModelError
 from jq.ops.integer.fixed import Grid
 from jq.readings.integer.chip import Chip
@@ -41,7 +42,7 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a chip made of a data set."""
+    """The results of a chip on a data set."""
 
     log: Log
     agreements: tuple[Agreement, ...]
@@ -60,7 +61,7 @@ class Simulation:
 def simulate(
     chip: Chip, data: Any, *, limit: int | None = None, dump: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Simulation:
-    """Return what the chip makes of the data, or of their first `limit` samples.
+    """Return the chip's results on the data, or on their first `limit` samples.
 
     `data` is what `jq.calibrate` takes. With `dump`, a new folder gets the integers of every tensor, one .npy each with
     the samples in front, and a manifest of their names, scales and zero points: to compare with a board's.
@@ -75,16 +76,15 @@ def simulate(
     source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
     runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
     with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
-        for feed, count in _batches(chip, source, 1 if dump is not None else _BATCH):
-            outputs, log = chip.explain(feed)
-            dumped.append(log, count)
+        for batch in Stream.of(source, 1 if dump is not None else _size(chip, source)).batches():
+            sample = _joined(batch)
+            outputs, log = chip.explain(sample)
+            dumped.append(log, batch.count)
             logs.append(dataclasses.replace(log, codes={}))
-            wanted = runner.run(feed)
+            wanted = runner.run(sample)
             if wanted is not None:
                 compared.append([_compare(np.asarray(outputs[k]), v) for k, v in wanted.items()])
-            advance(count)
-    if not logs:
-        raise DataError("the data hold no samples")
+            advance(batch.count)
     names = [v.name for v in chip.graph.outputs] if runner.absent is None else []
     agreements = tuple(_agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
     return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
@@ -100,25 +100,27 @@ class _OnnxRuntime:
         except ModelError as error:
             self.absent = str(error)
 
-    def run(self, feed: Feed) -> dict[str, np.ndarray] | None:
+    def run(self, sample: Sample) -> dict[str, np.ndarray] | None:
         if self.absent is not None:
             return None
         try:
-            return self.session(feed)
+            return self.session(sample)
         except ModelError as error:
             self.absent = str(error)
             return None
 
 
-def _batches(chip: Chip, source: Source, most: int) -> Iterator[tuple[Feed, int]]:
-    """Feeds with how many are in each: several at once, if the model takes any number and these share a size."""
-    count = source.length or 1
+def _size(chip: Chip, source: Source) -> int:
+    """The number of samples that the chip takes at once: several, if the model takes any number and none is left over."""
     several = chip.any_batch and source.length
-    size = max(d for d in range(1, most + 1) if count % d == 0) if several else 1
-    for _, alike in itertools.groupby(source.feeds(), lambda f: [a.shape for a in f.values()]):
-        while group := list(itertools.islice(alike, size)):
-            joined = {k: np.concatenate([f[k] for f in group]) for k in group[0]} if len(group) > 1 else group[0]
-            yield joined, len(group)
+    return max(d for d in range(1, _BATCH + 1) if source.length % d == 0) if several else 1  # type: ignore[operator]
+
+
+def _joined(batch: Batch) -> Sample:
+    """The samples of a batch as one, along their own leading axes."""
+    if batch.count == 1:
+        return {k: v[0] for k, v in batch.inputs.items()}
+    return {k: v[: batch.count].reshape(-1, *v.shape[2:]) for k, v in batch.inputs.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What the channels of the float model hold: one streaming pass over the calibration data.
+"""Statistics of the float model's channels, from one streaming pass over the calibration data.
 
-Of each channel of each tensor that matters: its range, mean and power, how often it is not zero, and of what a Clip
-reads, what lies beyond its bound.
+For each channel of each tensor that matters: its range, mean and power, how often it is not zero, and for the input of
+a Clip, how far it exceeds the bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from jax import lax
 
 from jq.arithmetic.layout import channels_last
 from jq.config import QuantConfig
-from jq.data.sources import batches, open_source
+from jq.data.sources import open_source
+from jq.data.stream import Stream
 from jq.graph import Graph
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
@@ -60,54 +61,28 @@ class Channels:
 def measure(graph: Graph, groups: Groups, data: Any, config: QuantConfig) -> dict[str, Channels]:
     """Return the statistics of all tensors with channels, but for what a Relu or Clip alone reads."""
     wanted = _wanted(graph, groups)
-    source = open_source(data, graph.inputs, seed=config.seed)
-    known = {k: v for k, v in source.head.items() if k in trace(graph).static_inputs}
-    step = _step(graph, wanted, known)
-    params, total, count = pack(graph), None, 0
-    for batch in batches(source, config.batch):
-        inputs = {k: v for k, v in batch.inputs.items() if k not in known}
-        seen = jax.tree.map(lambda v: np.asarray(v, np.float64), step(params, inputs, batch.valid))
-        total = seen if total is None else {k: _merged(total[k], v, np.maximum) for k, v in seen.items()}
-        count += int(batch.valid.sum())
-    assert total is not None  # `open_source` raises where there are no data
-    return {wanted[name][1]: _finished(sums, count) for name, sums in total.items()}
+    taps = {name: AnyOrder(functools.partial(_sums, bound)) for name, (bound, _) in wanted.items()}
+    fn, source = trace(graph, taps=taps), open_source(data, graph.inputs, seed=config.seed)
+    stream = Stream.of(source, config.batch, fn)
+    program = stream.folded(lambda params, sample: fn(params, sample)[1], _merged_all)
+    total = stream.total(program, pack(graph), functools.partial(_merged_all, maximum=np.maximum))
+    return {wanted[name][1]: _finished(sums) for name, sums in total.items()}
 
 
 def _wanted(graph: Graph, groups: Groups) -> dict[str, tuple[float | None, str]]:
-    """The tensors to look at, each with the bound of the Clip that reads it, and the tensor it is looked at for."""
-    found: dict[str, tuple[float | None, str]] = {name: (None, name) for name in groups.channels}
+    """The tensors to observe, each with the bound of the Clip that reads it, and the tensor that it is observed for."""
+    tensors: dict[str, tuple[float | None, str]] = {name: (None, name) for name in groups.channels}
     for node in graph.nodes:  # what is cut at once is never rounded
         if node.op_type in ("Relu", "Clip") and graph.sole_reader(node.inputs[0]) is node:
-            found.pop(node.inputs[0], None)
+            tensors.pop(node.inputs[0], None)
     for node, bound in groups.clips:
-        found.pop(node.outputs[0], None)
-        found[node.inputs[0]] = bound, node.outputs[0]
-    return found
-
-
-def _step(
-    graph: Graph, wanted: Mapping[str, tuple[float | None, str]], known: Mapping[str, np.ndarray]
-) -> Callable[..., Any]:
-    """A batch to the sums of all tensors, compiled."""
-    taps = {name: AnyOrder(functools.partial(_sums, bound)) for name, (bound, _) in wanted.items()}
-    fn = trace(graph, taps=taps)
-
-    @jax.jit
-    def step(params: Any, inputs: Any, valid: jax.Array) -> Sums:
-        def take(total: Sums, feed: tuple[Any, jax.Array]) -> tuple[Sums, None]:
-            sample, counts = feed
-            seen = {k: _merged(total[k], v) for k, v in fn(params, {**sample, **known})[1].items()}
-            return jax.tree.map(lambda new, old: jnp.where(counts, new, old), seen, total), None
-
-        shapes = jax.eval_shape(lambda s: fn(params, {**s, **known})[1], jax.tree.map(lambda v: v[0], inputs))
-        none = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), shapes)
-        return lax.scan(take, none, (inputs, valid))[0]
-
-    return step
+        tensors.pop(node.outputs[0], None)
+        tensors[node.inputs[0]] = bound, node.outputs[0]
+    return tensors
 
 
 def _sums(bound: float | None, value: Any) -> dict[str, jax.Array]:
-    """The sums of one sample; of what a Clip reads, those of what it makes, but the largest value.
+    """The sums of one sample; of a Clip's input, those of its output, but for the largest value.
 
     Some rows at a time are added up elementwise, and reduced last: XLA's reductions take two to four times as long.
     """
@@ -116,40 +91,44 @@ def _sums(bound: float | None, value: Any) -> dict[str, jax.Array]:
     rows = jnp.pad(rows, ((0, -len(rows) % _ROWS), (0, 0)))  # zeros change no sum
     pieces = rows.reshape(-1, _ROWS, x.shape[-1])
 
-    def add(found: dict[str, jax.Array], piece: jax.Array) -> tuple[dict[str, jax.Array], None]:
-        return _merged(found, _terms(bound, piece)), None
+    def add(sums: dict[str, jax.Array], piece: jax.Array) -> tuple[dict[str, jax.Array], None]:
+        return _merged(sums, _terms(bound, piece)), None
 
     none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), pieces[0]))
-    found, _ = lax.scan(add, none, pieces)
-    sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in found.items()}
-    return sums | {"pixels": jnp.float32(x.size / x.shape[-1])}
+    by_row, _ = lax.scan(add, none, pieces)
+    sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in by_row.items()}
+    return sums | {"pixels": jnp.float32(x.size / x.shape[-1]), "samples": jnp.float32(1)}
 
 
 def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
-    """What each value adds to the sums."""
-    found = {}
+    """The terms of the sums, elementwise."""
+    terms = {}
     if bound is not None:
         x = jnp.maximum(x, 0)
         over = jnp.maximum(x - bound, 0)
-        found = {"over": over, "beyond": jnp.square(over)}
-    found["reach"] = jnp.abs(x)
+        terms = {"over": over, "beyond": jnp.square(over)}
+    terms["reach"] = jnp.abs(x)
     x = x if bound is None else jnp.minimum(x, bound)
-    return found | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
+    return terms | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
 
 
 def _merged(a: Mapping[str, Any], b: Mapping[str, Any], maximum: Callable[..., Any] = jnp.maximum) -> dict[str, Any]:
     return {k: maximum(a[k], b[k]) if k == "reach" else a[k] + b[k] for k in a}
 
 
-def _finished(sums: Mapping[str, np.ndarray], count: int) -> Channels:
+def _merged_all(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
+    return {name: _merged(sums, b[name], maximum) for name, sums in a.items()}
+
+
+def _finished(sums: Mapping[str, np.ndarray]) -> Channels:
     pixels = float(sums["pixels"])
     zero = np.zeros_like(sums["reach"])
     return Channels(
-        reach=np.asarray(sums["reach"], np.float64),
+        reach=sums["reach"],
         mean=sums["total"] / pixels,
         power=sums["squares"] / pixels,
         active=sums["active"] / pixels,
         over=sums.get("over", zero) / pixels,
         beyond=sums.get("beyond", zero) / pixels,
-        pixels=round(pixels / count),
+        pixels=round(pixels / float(sums["samples"])),
     )
