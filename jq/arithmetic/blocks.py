@@ -1,4 +1,4 @@
-"""What rounding to a block format or to a small float makes of float32 values.
+"""Float32 values rounded to a block format or to a small float.
 
 All of it is integer arithmetic on the bit patterns: a float32 is a significand below 2**24 times a
 power of two, and rounding is a shift of the significand. So it is exact also where XLA's devices flush

@@ -87,7 +87,7 @@ class Float:
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """What one value of a block is stored as: a small float, or an integer of which the leading bit stands for 2**0.
+    """The storage of one value of a block: a small float, or an integer whose leading bit stands for 2**0.
 
     The integer is the float that has one exponent only: where `emin` is `emax`, all steps are equal.
     """

@@ -26,7 +26,7 @@ Pads = Sequence[tuple[int, int]]
 
 # Below this many input channels a dense convolution costs the same as at it, so groups are merged.
 _WORTHWHILE_CHANNELS = 16
-# Up to so many inputs per output, gathering them costs less than what the library wastes on few channels.
+# Up to this many inputs per output, gathering them costs less than what the library wastes on few channels.
 _SMALL_PATCH = 64
 # What the library multiplies at once of int8, and where it is slow.
 _LANE, _FEW_CHANNELS, _LARGE_WINDOW = 4, 32, 49
@@ -83,7 +83,7 @@ def conv(
 
 
 def _integer_dense(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
-    """int8 products take four channels at once: a stem of three is 6 times faster as patches, six are so with two more.
+    """int8 products take four channels at once: a stem of three is 6 times faster as patches, and so is one of six with two more.
 
     Large windows over few channels fall off the library's path too (16 channels, 7x7: 12.6 ms against 0.5).
     """

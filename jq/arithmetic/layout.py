@@ -122,6 +122,15 @@ def rows(x: Array, axis: int | None) -> Array:
     return x[None] if axis is None or not np.ndim(x) else _namespace(x).moveaxis(x, axis, 0)
 
 
+def along(vector: Array, rank: int, axis: int) -> Array:
+    """A vector, one value for each index of an axis, as an array of this rank that broadcasts.
+
+    >>> along(np.arange(3), 4, 1).shape
+    (1, 3, 1, 1)
+    """
+    return vector.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
 def _namespace(x: Any) -> Any:
     return np if isinstance(x, np.ndarray) else jnp
 

@@ -84,7 +84,7 @@ def codes(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def fake_quant(x: Array, scale: Array, zero_point: Array, grid: Integer) -> Array:
-    """Return what quantizing and dequantizing makes of x.
+    """Return x quantized and dequantized.
 
     Rounding has the straight-through gradient, so that x has that of clipping alone, and the scale that of Jain et
     al., Trained Quantization Thresholds (arXiv:1903.08066): what rounding adds inside the range, the end outside.

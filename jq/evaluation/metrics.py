@@ -246,7 +246,7 @@ def topk(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
 
 
 def standard_error(part: float, samples: int) -> float:
-    """Return the standard error of a part of so many independent samples, sqrt(p (1 - p) / n).
+    """Return the standard error of a share of `samples` independent samples, sqrt(p (1 - p) / n).
 
     >>> standard_error(0.8, 400)
     0.02

@@ -98,13 +98,13 @@ class _Writer:
         self.made: dict[str, str] = {}
         self.domains: dict[str, int] = {}
 
-    def weight(self, name: str, found: QParams) -> None:
+    def weight(self, name: str, qparams: QParams) -> None:
         """A weight as its codes, dequantized."""
-        array, grid = np.asarray(self.arrays[name], np.float32), found.grid
+        array, grid = np.asarray(self.arrays[name], np.float32), qparams.grid
         if isinstance(grid, Integer) and self.format != "fix_neuron":
             codes = self._name(f"{name}_quantized")
-            self.arrays[codes] = found.stored(array)
-            self.head.append(self._dequantize(name, codes, found))
+            self.arrays[codes] = qparams.stored(array)
+            self.head.append(self._dequantize(name, codes, qparams))
         elif isinstance(grid, Float):
             codes = self._name(f"{name}_quantized")
             largest = grid.largest if grid.saturates else np.inf
@@ -112,17 +112,17 @@ class _Writer:
             self.head.append(self._cast(codes, self._read(name), TensorProto.FLOAT))
         else:
             if isinstance(grid, Integer):  # whose ends FixNeuron does not know
-                self.arrays[name] = found.given_back(array).astype(np.float32)
-            self.head += self._pair(name, name, found)
+                self.arrays[name] = qparams.given_back(array).astype(np.float32)
+            self.head += self._pair(name, name, qparams)
 
-    def activation(self, name: str, found: QParams) -> None:
+    def activation(self, name: str, qparams: QParams) -> None:
         """A quantizer between what makes a tensor and all its readers."""
         if name in self.graph.output_names and name in self.graph.producer:
             source = self.made[name] = self._name(f"{name}_QuantizeLinear_Input")
             self.readers[name] = name
         else:
             source = name
-        nodes = self._pair(name, source, found)
+        nodes = self._pair(name, source, qparams)
         if name in self.graph.producer:
             self.behind[name] = nodes
         else:
@@ -141,13 +141,13 @@ class _Writer:
         opsets = {**self.graph.opsets, **self.domains}
         return self.graph.with_arrays(self.arrays, nodes=tuple(nodes), opsets=opsets)
 
-    def _pair(self, name: str, source: str, found: QParams) -> list[Node]:
+    def _pair(self, name: str, source: str, qparams: QParams) -> list[Node]:
         """Return the nodes that round a tensor: mostly two."""
-        grid, result = found.grid, self._read(name)
+        grid, result = qparams.grid, self._read(name)
         if isinstance(grid, Block):
             from jq.ops.blocks import node_of  # the op table is not loaded with the package
 
-            op_type, domain, attrs = node_of(grid, -1 if found.axis is None else found.axis)
+            op_type, domain, attrs = node_of(grid, -1 if qparams.axis is None else qparams.axis)
             return [self._node(op_type, (source,), (result,), attrs, f"{name}_{op_type}", domain)]
         if isinstance(grid, Float):
             inner, nodes = self._name(f"{name}_QuantizeLinear_Output"), list[Node]()
@@ -157,25 +157,25 @@ class _Writer:
             kind = helper.np_dtype_to_tensor_dtype(grid.dtype)
             return [*nodes, self._cast(source, inner, kind), self._cast(inner, result, TensorProto.FLOAT)]
         codes = self._name(f"{name}_QuantizeLinear_Output")
-        if found.dynamic:
+        if qparams.dynamic:
             scale, zero_point = (self._name(f"{name}_{part}") for part in ("scale", "zero_point"))
             outputs = (codes, scale, zero_point)
             return [
                 self._node("DynamicQuantizeLinear", (source,), outputs, {}, f"{name}_QuantizeLinear"),
                 self._node("DequantizeLinear", outputs, (result,), {}, f"{name}_DequantizeLinear"),
             ]
-        if self.format == "fix_neuron" and not found.is_power_of_two:
-            shown = "one per channel" if np.ndim(found.scale) else found.scale
+        if self.format == "fix_neuron" and not qparams.is_power_of_two:
+            shown = "one per channel" if np.ndim(qparams.scale) else qparams.scale
             raise ConfigError(
                 f"format 'fix_neuron' holds one power of two per tensor, but the scale of {name!r} is {shown}; "
                 "quantize with scale='power_of_two', or take another format"
             )
-        parameters = self._parameters(name, found)
+        parameters = self._parameters(name, qparams)
         if self.format == "fix_neuron":
-            position = {"bit_width": grid.bits, "pos": -int(found.exponent)}
+            position = {"bit_width": grid.bits, "pos": -int(qparams.exponent)}
             return [self._node("FixNeuron", (source, *parameters), (result,), position, f"{name}_FixNeuron", CONTRIB)]
-        quantize = self._quantizer("QuantizeLinear", (source, *parameters), codes, f"{name}_QuantizeLinear", found)
-        return [quantize, self._dequantize(name, codes, found, parameters)]
+        quantize = self._quantizer("QuantizeLinear", (source, *parameters), codes, f"{name}_QuantizeLinear", qparams)
+        return [quantize, self._dequantize(name, codes, qparams, parameters)]
 
     def _saturate(self, name: str, source: str, largest: float) -> Node:
         result = self._name(f"{name}_Clip_Output")
@@ -185,27 +185,27 @@ class _Writer:
         bounds = (self._constant(f"{name}_{end}", np.float32(value)) for end, value in ends)
         return self._node("Clip", (source, *bounds), (result,), {}, f"{name}_Clip")
 
-    def _dequantize(self, name: str, codes: str, found: QParams, parameters: tuple[str, ...] = ()) -> Node:
-        parameters = parameters or self._parameters(name, found)
+    def _dequantize(self, name: str, codes: str, qparams: QParams, parameters: tuple[str, ...] = ()) -> Node:
+        parameters = parameters or self._parameters(name, qparams)
         inputs = (codes, *parameters)
-        return self._quantizer("DequantizeLinear", inputs, self._read(name), f"{name}_DequantizeLinear", found)
+        return self._quantizer("DequantizeLinear", inputs, self._read(name), f"{name}_DequantizeLinear", qparams)
 
-    def _quantizer(self, op_type: str, inputs: tuple[str, ...], output: str, name: str, found: QParams) -> Node:
-        attrs = {} if found.axis is None else {"axis": found.axis}
+    def _quantizer(self, op_type: str, inputs: tuple[str, ...], output: str, name: str, qparams: QParams) -> Node:
+        attrs = {} if qparams.axis is None else {"axis": qparams.axis}
         if attrs and inputs[0] in self.arrays:
             attrs["axis"] %= self.arrays[inputs[0]].ndim
         domain = ""
-        assert isinstance(found.grid, Integer)
+        assert isinstance(qparams.grid, Integer)
         if self.format == "vitis_qdq":
             op_type, domain = f"Vitis{op_type}", VITIS
-        elif found.grid.bits not in (8, 32) and self.graph.opset() < 21:
+        elif qparams.grid.bits not in (8, 32) and self.graph.opset() < 21:
             domain = MICROSOFT
         return self._node(op_type, inputs, (output,), attrs, name, domain)
 
-    def _parameters(self, name: str, found: QParams) -> tuple[str, str]:
-        assert isinstance(found.grid, Integer)
-        scale = self._constant(f"{name}_scale", np.asarray(found.scale, np.float32))
-        return scale, self._constant(f"{name}_zero_point", np.asarray(found.zero_point).astype(found.grid.dtype))
+    def _parameters(self, name: str, qparams: QParams) -> tuple[str, str]:
+        assert isinstance(qparams.grid, Integer)
+        scale = self._constant(f"{name}_scale", np.asarray(qparams.scale, np.float32))
+        return scale, self._constant(f"{name}_zero_point", np.asarray(qparams.zero_point).astype(qparams.grid.dtype))
 
     def _cast(self, source: str, result: str, kind: int) -> Node:
         return self._node("Cast", (source,), (result,), {"to": kind}, f"{result}_Cast")

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from jq.arithmetic.formats import INTEGERS, UINT8
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
+from jq.plan import QParams, QTensor
 
 _MICROSOFT = "com.microsoft"
 _LEAST_OPSET = 10  # that has QLinearConv and QLinearMatMul
@@ -80,35 +82,27 @@ def to_qoperator(graph: Graph) -> Graph:
 Operand = str | np.ndarray  # a tensor of the graph, or an array to add
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Codes:
-    """An integer tensor and its grid: what stands for it is (code - zero point) * scale."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _Quantized(QParams):
+    """A tensor of codes and how they are read, with scale and zero point as operands."""
 
     tensor: str
-    scale: np.ndarray
-    zero_point: np.ndarray
-    axis: int | None  # of a scale per channel
-    grid: tuple[Operand, Operand]  # scale and zero point as operands
+    written: tuple[Operand, Operand]
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Tensor, scale and zero point, as most integer operators take them."""
-        return (self.tensor, *self.grid)
+        return (self.tensor, *self.written)
 
     @property
     def dtype(self) -> np.dtype:
         """The type of the codes."""
-        return self.zero_point.dtype
+        return self.grid.dtype  # type: ignore[union-attr]
 
-    def shares(self, other: _Codes) -> bool:
-        """Whether two tensors have one grid for all their elements, and the same one."""
-        return (
-            self.axis is None
-            and other.axis is None
-            and self.dtype == other.dtype
-            and self.scale.item() == other.scale.item()
-            and self.zero_point.item() == other.zero_point.item()
-        )
+    def shares(self, other: _Quantized) -> bool:
+        """Whether two tensors have one scale and zero point for all their elements, and the same ones."""
+        numbers = [(c.axis, c.grid, c.scale.item(), c.zero_point.item()) for c in (self, other) if c.axis is None]
+        return len(numbers) == 2 and numbers[0] == numbers[1]
 
     def of(self, value: float) -> int:
         """The code of a number, as QuantizeLinear makes it."""
@@ -125,16 +119,16 @@ class _Site:
     node: Node
     opset: int
     attrs: Mapping[str, Any]  # defaults included
-    inputs: tuple[_Codes | None, ...]  # what each input is read from; None if it is no dequantized tensor
-    outputs: tuple[_Codes, ...]  # what each output becomes, with one scale; nameless if nothing reads it
+    inputs: tuple[_Quantized | None, ...]  # what each input is read from; None if it is no dequantized tensor
+    outputs: tuple[_Quantized, ...]  # what each output becomes, with one scale; nameless if nothing reads it
     replaced: tuple[Node, ...]  # quantizers behind it, and the activations before them
     arrays: Mapping[str, np.ndarray]
 
-    def read(self, *indices: int, types: frozenset[np.dtype] = _BYTES) -> list[_Codes] | None:
+    def read(self, *indices: int, types: frozenset[np.dtype] = _BYTES) -> list[_Quantized] | None:
         """Return the quantized sources of these inputs if they and the output have one type and one scale each."""
-        found = [c for i in indices if i < len(self.inputs) and (c := self.inputs[i]) and c.axis is None]
-        one_type = {c.dtype for c in (*found, *self.outputs)}
-        return found if len(found) == len(indices) and len(one_type) == 1 and one_type <= types else None
+        sources = [c for i in indices if i < len(self.inputs) and (c := self.inputs[i]) and c.axis is None]
+        one_type = {c.dtype for c in (*sources, *self.outputs)}
+        return sources if len(sources) == len(indices) and len(one_type) == 1 and one_type <= types else None
 
     def given(self, index: int) -> str:
         """The tensor of an optional input; empty if there is none."""
@@ -148,7 +142,7 @@ class _Site:
         array = self.arrays.get(codes.tensor)
         if array is None or codes.axis is not None:
             return None
-        return (array.astype(np.float32) - codes.zero_point.astype(np.float32)) * codes.scale
+        return QTensor(array, codes).value()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,8 +159,8 @@ def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in ("", _MICROSOFT)
 
 
-def _site(graph: Graph, node: Node, read: Mapping[str, _Codes]) -> _Site | None:
-    outputs: list[_Codes] = []
+def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Site | None:
+    outputs: list[_Quantized] = []
     replaced: list[Node] = []
     for name in node.outputs:
         written = _written(graph, name)
@@ -189,10 +183,10 @@ def _site(graph: Graph, node: Node, read: Mapping[str, _Codes]) -> _Site | None:
     )
 
 
-_UNREAD = _Codes("", np.zeros(()), np.zeros(()), None, ("", ""))
+_UNREAD = _Quantized(np.zeros(()), np.zeros(()), UINT8, tensor="", written=("", ""))
 
 
-def _written(graph: Graph, tensor: str) -> tuple[_Codes, list[Node]] | None:
+def _written(graph: Graph, tensor: str) -> tuple[_Quantized, list[Node]] | None:
     """Return the codes of a tensor that is only read by its quantizer, and the nodes that quantize it."""
     if not tensor or (tensor not in graph.output_names and tensor not in graph.consumers):
         return _UNREAD, []
@@ -210,7 +204,7 @@ def _written(graph: Graph, tensor: str) -> tuple[_Codes, list[Node]] | None:
     return codes, [*passed, node]
 
 
-def _saturates(graph: Graph, node: Node, codes: _Codes) -> bool:
+def _saturates(graph: Graph, node: Node, codes: _Quantized) -> bool:
     """Whether the grid ends where an activation cuts, so that quantization alone does the same."""
     if codes.dtype not in _WORDS:
         return False
@@ -227,7 +221,7 @@ def _saturates(graph: Graph, node: Node, codes: _Codes) -> bool:
     return codes.of(low) == limits.min and codes.of(high) == limits.max
 
 
-def _codes(graph: Graph, node: Node, tensor: str) -> _Codes | None:
+def _codes(graph: Graph, node: Node, tensor: str) -> _Quantized | None:
     """The integer side of a QuantizeLinear or DequantizeLinear, if its parameters are float32 constants."""
     scale = graph.arrays.get(node.inputs[1])
     unusual = any(node.attrs.get(k) for k in ("block_size", "precision")) or (
@@ -243,13 +237,17 @@ def _codes(graph: Graph, node: Node, tensor: str) -> _Codes | None:
         zero_point = None if dtype is None else np.zeros(scale.shape, dtype)
     if zero_point is None or zero_point.ndim > 1 or zero_point.size not in (1, scale.size):
         return None
+    grid = INTEGERS.get(str(zero_point.dtype))
+    if grid is None:
+        return None
     axis = None if scale.size == 1 else int(node.attrs.get("axis", 1))
     if axis is not None and axis < 0:
         known = graph.arrays.get(tensor)
         if known is None:
             return None
         axis %= known.ndim
-    return _Codes(tensor, scale, zero_point, axis, (node.inputs[1], name or zero_point))
+    written = node.inputs[1], name or zero_point
+    return _Quantized(scale, zero_point, grid, axis, tensor=tensor, written=written)
 
 
 def _implied_type(graph: Graph, node: Node, tensor: str) -> np.dtype | None:
@@ -260,8 +258,8 @@ def _implied_type(graph: Graph, node: Node, tensor: str) -> np.dtype | None:
     if array is not None:
         return array.dtype
     if maker is not None and _is(maker, "QuantizeLinear"):
-        found = _codes(graph, maker, tensor)
-        return None if found is None else found.dtype
+        codes = _codes(graph, maker, tensor)
+        return None if codes is None else codes.dtype
     return next((v.dtype for v in graph.inputs if v.name == tensor), None)
 
 
@@ -281,7 +279,7 @@ def _conv(site: _Site) -> _Made | None:
     bias = _bias(site, x.scale.astype(np.float64) * w.scale)
     if bias is None or not _fits(site, x, w, bias, range(1, site.arrays[w.tensor].ndim)):
         return None
-    return _Made("QLinearConv", (*x.operands, *w.operands, *site.outputs[0].grid, *bias), site.node.attrs, "")
+    return _Made("QLinearConv", (*x.operands, *w.operands, *site.outputs[0].written, *bias), site.node.attrs, "")
 
 
 def _matmul(site: _Site) -> _Made | None:
@@ -292,7 +290,7 @@ def _matmul(site: _Site) -> _Made | None:
     vector = b.tensor in site.arrays and site.arrays[b.tensor].ndim == 1
     if not _fits(site, a, b, (), [-1 if vector else -2]):
         return None
-    return _Made("QLinearMatMul", (*a.operands, *b.operands, *site.outputs[0].grid), domain="")
+    return _Made("QLinearMatMul", (*a.operands, *b.operands, *site.outputs[0].written), domain="")
 
 
 def _gemm(site: _Site) -> _Made | None:
@@ -306,10 +304,10 @@ def _gemm(site: _Site) -> _Made | None:
     if bias is None or not _fits(site, a, b, bias, [1 - columns]):
         return None
     attrs = {k: site.attrs[k] for k in ("alpha", "transA", "transB")}
-    return _Made("QGemm", (*a.operands, *b.operands, *(bias or ("",)), *site.outputs[0].grid), attrs)
+    return _Made("QGemm", (*a.operands, *b.operands, *(bias or ("",)), *site.outputs[0].written), attrs)
 
 
-def _factors(site: _Site, columns: int) -> tuple[_Codes, _Codes] | None:
+def _factors(site: _Site, columns: int) -> tuple[_Quantized, _Quantized] | None:
     """Return the two factors if kernels exist for their types; the second may have a scale per output channel."""
     first, second = site.read(0), site.inputs[1]
     if first is None or second is None or second.dtype not in ({_INT8} if first[0].dtype == _INT8 else _BYTES):
@@ -335,11 +333,11 @@ def _bias(site: _Site, products: np.ndarray, beta: float = 1.0) -> tuple[np.ndar
         exact = (array.astype(np.float64) - codes.zero_point.astype(np.float64)) * ratio
         if not np.all((exact == np.rint(exact)) & (np.abs(exact) < 2.0**31)):
             return None
-    found = exact.astype(np.int32)
-    return (found.reshape(array.shape) if found.size == array.size else found,)  # a scale of shape [1] adds no dim
+    bias = exact.astype(np.int32)
+    return (bias.reshape(array.shape) if bias.size == array.size else bias,)  # a scale of shape [1] adds no dim
 
 
-def _fits(site: _Site, x: _Codes, w: _Codes, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:
+def _fits(site: _Site, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:
     """Whether no sum of products overflows int32, for constant weights; of others it would take very many."""
     weight = site.arrays.get(w.tensor)
     if weight is None:
@@ -359,11 +357,11 @@ def _fits(site: _Site, x: _Codes, w: _Codes, bias: Sequence[np.ndarray], summed:
 
 def _elementwise(site: _Site, op_type: str, attrs: Sequence[str] = ()) -> _Made | None:
     """Convert an elementwise operator whose inputs are all quantized, in ONNX's order."""
-    found = site.read(*range(len(site.node.inputs)))
-    if found is None:
+    sources = site.read(*range(len(site.node.inputs)))
+    if sources is None:
         return None
-    inputs = (o for c in found for o in c.operands)
-    return _Made(op_type, (*inputs, *site.outputs[0].grid), {k: site.attrs[k] for k in attrs})
+    inputs = (o for c in sources for o in c.operands)
+    return _Made(op_type, (*inputs, *site.outputs[0].written), {k: site.attrs[k] for k in attrs})
 
 
 def _average_pool(site: _Site) -> _Made | None:
@@ -390,19 +388,19 @@ def _softmax(site: _Site) -> _Made | None:
 
 
 def _concat(site: _Site) -> _Made | None:
-    found = site.read(*range(len(site.node.inputs)))
-    if found is None:
+    sources = site.read(*range(len(site.node.inputs)))
+    if sources is None:
         return None
-    inputs = (o for c in found for o in c.operands)
-    return _Made("QLinearConcat", (*site.outputs[0].grid, *inputs), {"axis": site.attrs["axis"]})
+    inputs = (o for c in sources for o in c.operands)
+    return _Made("QLinearConcat", (*site.outputs[0].written, *inputs), {"axis": site.attrs["axis"]})
 
 
 def _where(site: _Site) -> _Made | None:
-    found = site.read(1, 2)
-    if found is None:
+    sources = site.read(1, 2)
+    if sources is None:
         return None
-    inputs = (o for c in found for o in c.operands)
-    return _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].grid))
+    inputs = (o for c in sources for o in c.operands)
+    return _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].written))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -412,10 +410,10 @@ def _where(site: _Site) -> _Made | None:
 
 def _move(site: _Site, since: int = 1, types: frozenset[np.dtype] = _WORDS) -> _Made | None:
     """The operator itself, on codes: where its outputs have the grid of its input."""
-    found = site.read(0, types=types)
-    if found is None or site.opset < since or not all(found[0].shares(c) for c in site.outputs):
+    source = site.read(0, types=types)
+    if source is None or site.opset < since or not all(source[0].shares(c) for c in site.outputs):
         return None
-    return _Made(site.node.op_type, (found[0].tensor, *site.node.inputs[1:]), site.node.attrs, "")
+    return _Made(site.node.op_type, (source[0].tensor, *site.node.inputs[1:]), site.node.attrs, "")
 
 
 def _max_pool(site: _Site) -> _Made | None:

@@ -20,7 +20,7 @@ from jq.graph.edit import fresh, rename
 from jq.graph.quantizers import is_block_quantizer, is_dequantize, is_dynamic, is_fix_neuron, is_quantize
 from jq.graph.unused import remove_unused
 from jq.ops.table import demanded
-from jq.plan import Plan, QParams
+from jq.plan import Plan, QParams, QTensor
 
 _DOMAINS = (MICROSOFT, VITIS, CONTRIB, QUARK)
 _TARGETS = {
@@ -262,19 +262,13 @@ def _meant(codes: np.ndarray, found: QParams) -> np.ndarray | None:
         fits = not grid.saturates or bool(np.isfinite(floats).all())
         return floats if fits and floats.astype(grid.dtype).tobytes() == codes.tobytes() else None
     assert isinstance(grid, Integer)
-    scale, zero_point = np.asarray(found.scale), np.asarray(found.zero_point)
-    if found.axis is not None:
-        shape = [-1 if i == found.axis else 1 for i in range(codes.ndim)]
-        scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    wide = codes.astype(np.int64)
     with np.errstate(over="ignore"):
-        floats = (wide - zero_point).astype(np.float32) * scale
+        floats, wide = QTensor(codes, found).value(), codes.astype(np.int64)
         if not np.isfinite(floats).all() or not np.array_equal(found.stored(floats).astype(np.int64), wide):
             return None
-    # Fake-quant has its codes as float32, and subtracts the zero point from them as such.
-    narrow = wide.astype(np.float32)
-    shifted = (narrow - zero_point.astype(np.float32)) * scale
-    return floats if np.array_equal(narrow.astype(np.int64), wide) and np.array_equal(shifted, floats) else None
+    # Fake-quant has codes and zero points as float32.
+    exact = (np.array_equal(v.astype(np.float32).astype(np.int64), v) for v in (wide, np.asarray(found.zero_point)))
+    return floats if all(exact) else None
 
 
 # ---------------------------------------------------------------------------------------------

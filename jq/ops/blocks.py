@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jq.arithmetic import layout
 from jq.arithmetic.blocks import cast
 from jq.arithmetic.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
 from jq.arithmetic.numerics import divide, fake_quant, power_of_two
@@ -197,4 +198,4 @@ def _aligned(parameter: Array, x: Array, axis: int) -> Array:
     """One value, or one per index of the axis."""
     if parameter.size == 1:
         return parameter.reshape(())
-    return parameter.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+    return layout.along(parameter, x.ndim, axis)

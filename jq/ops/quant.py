@@ -76,7 +76,7 @@ def _along(parameter: Array | None, x: Array, axis: int, block_size: int) -> Any
             f"scale or zero point of shape {parameter.shape} fits neither one value, nor axis {axis} of {x.shape}, nor "
             "blocks (block_size is 0)"
         )
-    return parameter.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+    return layout.along(parameter, x.ndim, axis)
 
 
 @op("QuantizeLinear", layout=("axis",))

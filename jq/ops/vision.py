@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jq.arithmetic import layout
 from jq.arithmetic.numerics import Mode, round_shift
 from jq.errors import ModelError
 from jq.ops.integer.fixed import FLOAT32_BITS, Fixed
@@ -79,7 +80,7 @@ def resize(
         else:
             x = _blend(x, axis, places, ratios[i] if antialias else 1.0, mode, cubic_coeff_a, bool(exclude_outside))
         if crop and outside.any():
-            x = jnp.where(_along(outside, x.ndim, axis), jnp.asarray(extrapolation_value, x.dtype), x)
+            x = jnp.where(layout.along(outside, x.ndim, axis), jnp.asarray(extrapolation_value, x.dtype), x)
     return _saturated(x, kind)
 
 
@@ -134,7 +135,7 @@ def _interpolated(x: Fixed, spans: Mapping[int, tuple[np.ndarray, np.ndarray]]) 
 
 
 def _blended(v: Array, axis: int, index: np.ndarray, weights: np.ndarray) -> Array:
-    parts = [take_known(v, axis, i) * _along(w, v.ndim, axis) for i, w in zip(index.T, weights.T, strict=True)]
+    parts = [take_known(v, axis, i) * layout.along(w, v.ndim, axis) for i, w in zip(index.T, weights.T, strict=True)]
     return functools.reduce(operator.add, parts)
 
 
@@ -219,7 +220,7 @@ def _blend(x: Array, axis: int, places: np.ndarray, scale: float, mode: str, a: 
         np.add.at(dense, (np.arange(len(places))[:, None], index), weights)
         return jnp.moveaxis(jnp.tensordot(dense, x, (1, axis)), 0, axis)
     used = [(i, w) for i, w in zip(index.T, weights.T, strict=True) if w.any()] or [(index[:, 0], weights[:, 0])]
-    return functools.reduce(operator.add, (take_known(x, axis, i) * _along(w, x.ndim, axis) for i, w in used))
+    return functools.reduce(operator.add, (take_known(x, axis, i) * layout.along(w, x.ndim, axis) for i, w in used))
 
 
 def _saturated(x: Array, kind: Any) -> Array:
@@ -252,11 +253,6 @@ def _cubic(d: Array, a: float) -> Array:
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
-
-
-def _along(values: np.ndarray, rank: int, axis: int) -> np.ndarray:
-    """A vector that broadcasts along one axis."""
-    return values.reshape([-1 if a == axis else 1 for a in range(rank)])
 
 
 # ---------------------------------------------------------------------------------------------

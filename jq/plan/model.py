@@ -1,4 +1,4 @@
-"""How a network is quantized, as data: which tensors are, and with which scale.
+"""How a network is quantized, as data: which tensors, and with which scales.
 
 A plan is a pytree and an argument of the traced function, so that many plans can be stacked and tried at once,
 and differentiated. `planning.py` makes one from calibration.
@@ -37,8 +37,8 @@ class QParams:
     zero_point: Array  # int32, likewise
     grid: Format = dataclasses.field(metadata={"static": True})
     axis: int | None = dataclasses.field(default=None, metadata={"static": True})  # of the channels, or of the blocks
-    # The scale that the codes are made with, where that is not the one that they are read with: the vendor's tool
-    # moves positions of weights and leaves their codes, which `strict_quark` repeats.
+    # The scale that the codes are made with, where they are read with another: the vendor's tool moves positions of
+    # weights and leaves their codes, which `strict_quark` repeats.
     coded: Array | None = None
     dynamic: bool = dataclasses.field(default=False, metadata={"static": True})  # scale and zero point are x's own
 
@@ -48,7 +48,7 @@ class QParams:
 
     @property
     def exponent(self) -> np.ndarray:
-        """Of a power-of-two scale: scale = 2**exponent. The vendor's position is its negative."""
+        """The exponent of a power-of-two scale, scale = 2**exponent; the vendor's position is its negative."""
         return exponent_of(self.scale)
 
     @property
@@ -57,7 +57,7 @@ class QParams:
         return np.ndim(self.scale) == 0 and float(self.scale) == math.ldexp(1.0, int(self.exponent))
 
     def codes(self, x: Array, axis: int | None = None) -> Array:
-        """The integers, as floats, that stand for x; `axis` is where the channels lie if not where ONNX has them."""
+        """The codes of x, as floats; `axis` is that of the channels where it is not ONNX's."""
         assert isinstance(self.grid, Integer)
         scale = self._along(self.scale if self.coded is None else self.coded, x, axis)
         return codes(x, scale, self._along(self.zero_point, x, axis), self.grid)
@@ -70,12 +70,10 @@ class QParams:
         array([   2, -128], dtype=int8)
         """
         assert isinstance(self.grid, Integer)
-        scale, zero_point = (np.asarray(v) for v in (self.scale if self.coded is None else self.coded, self.zero_point))
-        if self.axis is not None:
-            shape = [-1 if i == self.axis % array.ndim else 1 for i in range(array.ndim)]
-            scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-        found = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
-        return np.clip(found, self.grid.qmin, self.grid.qmax).astype(np.int64).astype(self.grid.dtype)
+        parameters = self.scale if self.coded is None else self.coded, self.zero_point
+        scale, zero_point = (self._along(np.asarray(v), array, None) for v in parameters)
+        whole = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
+        return np.clip(whole, self.grid.qmin, self.grid.qmax).astype(np.int64).astype(self.grid.dtype)
 
     def given_back(self, array: np.ndarray) -> np.ndarray:
         """A weight as its codes give it back, in 64 bits.
@@ -87,10 +85,10 @@ class QParams:
         array = np.asarray(array, np.float32)
         if not isinstance(self.grid, Integer) or self.axis is not None:
             return np.asarray(self.fake_quant(array), np.float64)
-        return np.asarray((self.stored(array).astype(np.float64) - self.zero_point) * np.float64(self.scale))
+        return QTensor(self.stored(array), self).value(np.float64)
 
     def fake_quant(self, x: Array, axis: int | None = None) -> Array:
-        """What quantizing and dequantizing makes of x, with a straight-through gradient.
+        """x quantized and dequantized, with a straight-through gradient.
 
         >>> from jq.arithmetic.formats import INT8
         >>> QParams(np.float32(0.25), np.int32(0), INT8).fake_quant(jnp.array([0.3, 0.9]))
@@ -111,7 +109,36 @@ class QParams:
         if self.axis is None:
             return parameter
         axis = self.axis if axis is None else axis
-        return jnp.reshape(parameter, [-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+        return layout.along(parameter, x.ndim, axis)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class QTensor:
+    """A quantized tensor: an array of codes, and the scale and zero point that they are read with.
+
+    The codes have the type of `qparams.grid`, integers or small floats; a block format has no codes of its own. A scale
+    per channel has a number for each index of `qparams.axis`. Codes may be stacked with their `qparams`.
+
+    >>> from jq.arithmetic.formats import UINT8
+    >>> QTensor(np.uint8([0, 130]), QParams(np.float32(0.5), np.int32(128), UINT8)).value()
+    array([-64.,   1.], dtype=float32)
+    """
+
+    array: Array
+    qparams: QParams
+
+    def __post_init__(self) -> None:
+        kind, grid = getattr(self.array, "dtype", None), self.qparams.grid
+        if isinstance(grid, Block) or (kind is not None and kind != grid.dtype):  # a pytree may hold no array
+            raise ValueError(f"a QTensor of {grid} needs codes of that type; got {kind}")
+
+    def value(self, dtype: Any = np.float32) -> Array:
+        """The values that the codes stand for, (array - zero_point) * scale."""
+        xp: Any = np if isinstance(self.array, np.ndarray) else jnp
+        parameters = (xp.asarray(v, dtype) for v in (self.qparams.zero_point, self.qparams.scale))
+        zero, scale = (self.qparams._along(v, self.array, None) for v in parameters)
+        return (self.array.astype(dtype) - zero) * scale
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -126,7 +153,7 @@ def _straight_through(grid: Float | Block, axis: int, primals: tuple[Array], tan
 
 
 def _from_data(x: Array, grid: Integer) -> dict[str, Array]:
-    """Scale and zero point as DynamicQuantizeLinear computes them of its operand."""
+    """Scale and zero point as DynamicQuantizeLinear computes them from its operand."""
     low, high = jnp.minimum(jnp.min(x), 0), jnp.maximum(jnp.max(x), 0)
     scale = jnp.where(high == low, 1, divide(high - low, jnp.float32(grid.qmax - grid.qmin)))
     return {"scale": scale, "zero_point": jnp.round(jnp.clip(grid.qmin - divide(low, scale), grid.qmin, grid.qmax))}
@@ -135,7 +162,7 @@ def _from_data(x: Array, grid: Integer) -> dict[str, Array]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """How a network is quantized: the tensors, weights and activations, that are, and how each.
+    """How a network is quantized: its quantized weights and activations, each with its `QParams`.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -156,7 +183,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         kinds = (("activation", self.activations), ("weight", self.weights))
-        rows = [(name, kind, repr(found)) for kind, part in kinds for name, found in part.items()]
+        rows = [(name, kind, repr(qparams)) for kind, part in kinds for name, qparams in part.items()]
         return markup.preview(repr(self), ("tensor", "kind", "quantized as"), rows)
 
     def get(self, tensor: str) -> QParams | None:
@@ -164,11 +191,11 @@ class Plan:
         return self.activations.get(tensor) or self.weights.get(tensor)
 
     def __getitem__(self, tensor: str) -> QParams:
-        found = self.get(tensor)
-        if found is None:
+        qparams = self.get(tensor)
+        if qparams is None:
             known = [*self.activations, *self.weights]
             raise ConfigError(f"tensor {tensor!r} is not quantized.{suggest(tensor, known)}")
-        return found
+        return qparams
 
     def __contains__(self, tensor: object) -> bool:
         return tensor in self.activations or tensor in self.weights
@@ -186,13 +213,13 @@ class Plan:
             self[name]
 
         def changed(part: Mapping[str, QParams]) -> dict[str, QParams]:
-            found = {k: tensors.get(k, q) for k, q in part.items()}
-            return {k: q for k, q in found.items() if q is not None}
+            changes = {k: tensors.get(k, q) for k, q in part.items()}
+            return {k: q for k, q in changes.items() if q is not None}
 
         return dataclasses.replace(self, activations=changed(self.activations), weights=changed(self.weights))
 
     def fake_quant(self, name: str, value: Any) -> Any:
-        """What a tensor's readers get, in whatever order it lies."""
+        """A tensor as its readers get it: rounded if the plan has it, with its axes in the order that they have."""
         qparams = self.get(name)
         if qparams is None:
             return value

@@ -33,10 +33,10 @@ def make_plan(
     params: Mapping[str, Any] | None = None,
     scales: Mapping[str, QParams] | None = None,
 ) -> Plan:
-    """Return how `config` quantizes a prepared graph, with the scales that calibration's statistics give.
+    """Return the plan of a prepared graph by `config`, with scales from calibration's statistics.
 
     Weights are those of the graph, or `params`. Statistics are needed where activations become integers. `scales` of
-    some tensors, found by a search of your own, are taken before tensors share them and the NPU's constraints hold.
+    some tensors, from a search of your own, are taken before tensors share them and the NPU's constraints are applied.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -54,19 +54,19 @@ def plan_and_moves(
     params: Mapping[str, Any] | None = None,
     scales: Mapping[str, QParams] | None = None,
 ) -> tuple[Plan, tuple[Move, ...]]:
-    """Return the plan, and what the NPU's position constraints moved in it."""
+    """Return the plan, and the moves that the NPU's position constraints made in it."""
     arrays = {**graph.params, **(params or {})}
     placement = place(graph, config, _floats(graph, stats, config))
-    found = _weights(graph, config, placement.weights, arrays)
-    found |= _activations(graph, stats, config, placement.activations)
+    qparams = _weights(graph, config, placement.weights, arrays)
+    qparams |= _activations(graph, stats, config, placement.activations)
     for name in scales or {}:
-        if name not in found:
-            raise ConfigError(f"scales: {name!r} is no tensor that gets a scale of its own.{suggest(name, found)}")
-    found |= scales or {}
-    found |= {k: found[source] for k, source in shared(graph, placement.nodes, found).items()}
+        if name not in qparams:
+            raise ConfigError(f"scales: {name!r} is no tensor that gets a scale of its own.{suggest(name, qparams)}")
+    qparams |= scales or {}
+    qparams |= {k: qparams[source] for k, source in shared(graph, placement.nodes, qparams).items()}
     plan = Plan(
-        activations={k: found[k] for k in placement.activations if k in found},
-        weights={k: found[k] for k in placement.weights if k in found},
+        activations={k: qparams[k] for k in placement.activations if k in qparams},
+        weights={k: qparams[k] for k in placement.weights if k in qparams},
         nodes=placement.nodes,
         forms=tuple(n for n in FORMS if n in config.forms and not (config.strict_quark and n in NOT_QUARKS)),
     )
@@ -76,15 +76,15 @@ def plan_and_moves(
 
 
 def with_product_scales(plan: Plan, biases: Mapping[str, Node]) -> Plan:
-    """Return the plan with biases in 32 bits, at the scale of the products that they are added to."""
-    found: dict[str, QParams] = {}
+    """Return the plan with biases in 32 bits, at the scale of the products they are added to."""
+    products: dict[str, QParams] = {}
     for name, node in biases.items():
         x, w = map(plan.get, node.inputs[:2])
         if x is None or w is None or x.dynamic or not isinstance(x.grid, Integer) or not isinstance(w.grid, Integer):
             continue  # products of floats
         scale = (np.asarray(x.scale) * np.asarray(w.scale)).astype(np.float32)
-        found[name] = QParams(scale, np.zeros(scale.shape, np.int32), INT32, None if w.axis is None else -1)
-    return dataclasses.replace(plan, weights={**plan.weights, **found})
+        products[name] = QParams(scale, np.zeros(scale.shape, np.int32), INT32, None if w.axis is None else -1)
+    return dataclasses.replace(plan, weights={**plan.weights, **products})
 
 
 def _floats(graph: Graph, stats: Stats | None, config: QuantConfig) -> frozenset[str]:
@@ -98,20 +98,20 @@ def _floats(graph: Graph, stats: Stats | None, config: QuantConfig) -> frozenset
 def _activations(
     graph: Graph, stats: Stats | None, config: QuantConfig, nodes: Mapping[str, Node]
 ) -> dict[str, QParams]:
-    found: dict[str, QParams] = {}
+    qparams: dict[str, QParams] = {}
     for options, names in _by_options(config, nodes).items():
         if not isinstance(options.activation, Integer):
-            found |= _casts(graph, options.activation, {k: _reader(graph, k) for k in names})
+            qparams |= _casts(graph, options.activation, {k: _reader(graph, k) for k in names})
         elif options.dynamic:
-            found |= {k: QParams(_ONE, _ZERO, options.activation, dynamic=True) for k in names}
+            qparams |= {k: QParams(_ONE, _ZERO, options.activation, dynamic=True) for k in names}
         elif stats is None:
             raise DataError(
                 f"activations become {options.activation}, so their statistics are needed: see jq.calibrate"
             )
         else:
             every = activation_qparams(graph, stats, options)
-            found |= {k: every[k] for k in names}
-    return found
+            qparams |= {k: every[k] for k in names}
+    return qparams
 
 
 def check_weights(graph: Graph, config: QuantConfig) -> None:
@@ -138,8 +138,8 @@ def check_weight(name: str, array: Any, node: Node) -> None:
         raise ModelError(f"{where} is {array.dtype}; models of float32 are quantized: convert it, or exclude the node")
     if not np.isfinite(array).all():
         bad = np.argwhere(~np.isfinite(array)).tolist()
-        found = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
-        raise ModelError(f"{where} has {found}: is the file damaged, or did training diverge?")
+        invalid = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
+        raise ModelError(f"{where} has {invalid}: is the file damaged, or did training diverge?")
 
 
 def _where(weight: str, node: Node) -> str:
@@ -149,15 +149,15 @@ def _where(weight: str, node: Node) -> str:
 def _weights(
     graph: Graph, config: QuantConfig, nodes: Mapping[str, Node], arrays: Mapping[str, Any]
 ) -> dict[str, QParams]:
-    found: dict[str, QParams] = {}
+    qparams: dict[str, QParams] = {}
     for options, names in _by_options(config, nodes).items():
         if isinstance(options.weight, Integer):
             for name in names:
                 check_weight(name, arrays[name], nodes[name])
-            found |= weight_qparams(graph, options, {k: arrays[k] for k in names})
+            qparams |= weight_qparams(graph, options, {k: arrays[k] for k in names})
         else:
-            found |= _casts(graph, options.weight, {k: nodes[k] for k in names})
-    return found
+            qparams |= _casts(graph, options.weight, {k: nodes[k] for k in names})
+    return qparams
 
 
 def _reader(graph: Graph, tensor: str) -> Node:
@@ -167,10 +167,10 @@ def _reader(graph: Graph, tensor: str) -> Node:
 
 def _by_options(config: QuantConfig, nodes: Mapping[str, Node]) -> dict[QuantConfig, list[str]]:
     """Tensors that have the same options, which those of their nodes are."""
-    found: dict[QuantConfig, list[str]] = {}
+    tensors: dict[QuantConfig, list[str]] = {}
     for tensor, node in nodes.items():
-        found.setdefault(config.of(node), []).append(tensor)
-    return found
+        tensors.setdefault(config.of(node), []).append(tensor)
+    return tensors
 
 
 def _casts(graph: Graph, grid: Format, nodes: Mapping[str, Node]) -> dict[str, QParams]:

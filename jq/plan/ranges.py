@@ -107,7 +107,7 @@ def layerwise_percentile(
     percents: Sequence[float] = LAYERWISE_PERCENTS,
     metric: PercentileMetric = "mae",
 ) -> Range:
-    """Return the `percentile` range with the least fake-quant error among several, the first of equals.
+    """Return the `percentile` range with the least fake-quant error among several; ties go to the first.
 
     The error is the mean of |x - fq(x)| ("mae") or of its square ("mse") over the bin centres. As in Quark's
     LayerWisePercentile its scale is the asymmetric one for symmetric ranges too.
@@ -124,7 +124,7 @@ def layerwise_percentile(
 def mse(
     histogram: Histogram, minimum: Number, maximum: Number, grid: Integer, *, symmetric: bool, steps: int = 128
 ) -> Range:
-    """Return the range with the least squared fake-quant error over the histogram, the widest of equals.
+    """Return the range with the least squared fake-quant error over the histogram; ties go to the widest.
 
         error(low, high) = sum_i counts_i (c_i - fq(c_i))^2,
         fq(x) = scale (clip(rint(x / scale) + zero_point, qmin, qmax) - zero_point)
@@ -146,8 +146,8 @@ def entropy(histogram: Histogram, minimum: Number, maximum: Number, quantized_bi
 
     The histogram spans [-a, a]. A candidate keeps its i bins on both sides of the middle one; p is what it keeps
     with all that it cuts added to its outermost bins, q what it keeps merged into `quantized_bins` and spread
-    again over the bins that p occupies. The candidate with the least KL(p || q) wins, the narrowest of equals,
-    and is cut to the observed [minimum, maximum]; if all of what was observed lies outside, that leaves
+    again over the bins that p occupies. The candidate with the least KL(p || q) wins, ties go to the narrowest,
+    and it is cut to the observed [minimum, maximum]; if all of what was observed lies outside, that leaves
     low > high, which only says that the range ends at 0 (`scale_zero_point` widens it).
 
     Candidates reach from quantized_bins to all bins, so there must be many more bins: 2048 or 8001, say.
@@ -268,7 +268,7 @@ def _percentiles(rows: np.ndarray, percents: Sequence[float]) -> tuple[np.ndarra
 def _least_squares(
     rows: np.ndarray, low: np.ndarray, high: np.ndarray, grid: Integer, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the first of its candidates [candidates, channels] with the least squared error."""
+    """Return the range of least squared error of each row among its [candidates, channels]; ties go to the first."""
     scale, zero_point = scale_zero_point(low, high, grid, symmetric=symmetric)
     squares = np.zeros(scale.shape)
     for channels, x in _blocks(rows):

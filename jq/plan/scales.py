@@ -1,4 +1,4 @@
-"""Scales from statistics: what calibration ends with.
+"""Scales from statistics, the last step of calibration.
 
 Power of two: Quark's MinMSE compares five exponents (see `jq.arithmetic.exponents`), NonOverflow takes that of the
 observed range. Float: a range by one of the methods of `jq.plan.ranges`, then scale and zero point.
@@ -44,14 +44,14 @@ def activation_qparams(graph: Graph, stats: Stats, config: QuantConfig | str | N
     QParams(scale=0.015625, zero_point=128, uint8)
     """
     config = stats.config if config is None else resolve(config)
-    found = {tensor: _activation(stats, tensor, config) for tensor in stats.tensors}
+    qparams = {tensor: _activation(stats, tensor, config) for tensor in stats.tensors}
     for node in graph.nodes:
         entry = lookup(node, graph.opset(node.domain))
-        if cuts_alone(graph, node) and node.outputs[0] in found:
-            found[node.inputs[0]] = found[node.outputs[0]]
-        elif entry is not None and entry.bounds is not None and node.outputs[0] in found:
-            found[node.outputs[0]] = _from_range(*entry.bounds, config)
-    return found
+        if cuts_alone(graph, node) and node.outputs[0] in qparams:
+            qparams[node.inputs[0]] = qparams[node.outputs[0]]
+        elif entry is not None and entry.bounds is not None and node.outputs[0] in qparams:
+            qparams[node.outputs[0]] = _from_range(*entry.bounds, config)
+    return qparams
 
 
 def calibrated(graph: Graph, stats: Stats) -> frozenset[str]:
@@ -110,17 +110,17 @@ def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float
     histogram, grid, symmetric = stats.histogram(tensor), config.activation_grid, config.symmetric
     match config.method:
         case "percentile":
-            found = ranges.percentile(histogram, low, high, config.percentile, symmetric=symmetric)
+            ends = ranges.percentile(histogram, low, high, config.percentile, symmetric=symmetric)
         case "entropy":
-            found = ranges.entropy(histogram, low, high, config.quantized_bins)
+            ends = ranges.entropy(histogram, low, high, config.quantized_bins)
         case "mse":
-            found = ranges.mse(histogram, low, high, grid, symmetric=symmetric)
+            ends = ranges.mse(histogram, low, high, grid, symmetric=symmetric)
         case "layerwise_percentile":
             percents, metric = config.percentiles, config.percentile_metric
-            found = ranges.layerwise_percentile(
+            ends = ranges.layerwise_percentile(
                 histogram, low, high, grid, symmetric=symmetric, percents=percents, metric=metric
             )
-    return float(found[0]), float(found[1])
+    return float(ends[0]), float(ends[1])
 
 
 def _from_range(low: float, high: float, config: QuantConfig) -> QParams:
@@ -131,7 +131,7 @@ def _from_range(low: float, high: float, config: QuantConfig) -> QParams:
 
 
 def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
-    # What is rounded at run time saturates at the ends of its type; only scales are found on the symmetric grid.
+    # At run time values saturate at the ends of the type; only scales are searched on the symmetric grid.
     return QParams(power_of_two(exponent), np.int32(config.activation_grid.middle), config.activation)
 
 
@@ -167,25 +167,25 @@ def weight_qparams(
             k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in zip(arrays, exponents, strict=True)
         }
     axes = channel_axes(graph) if config.per_channel else {}
-    found = {}
+    qparams = {}
     for name, array in arrays.items():
         low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=symmetric)
         if config.scale == "power_of_two":
-            found[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
+            qparams[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
             continue
         scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=symmetric)
-        found[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
-    return found
+        qparams[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
+    return qparams
 
 
 def channel_axes(graph: Graph) -> dict[str, int]:
     """The axis of the output channels of every weight that has one, for all of its readers."""
-    found: dict[str, set[int]] = {}
+    axes_of: dict[str, set[int]] = {}
     for node in graph.nodes:
         layer = linear_layer(graph, node)
         if layer is not None:
-            found.setdefault(layer.weight, set()).add(layer.axis)
-    return {name: axes.pop() for name, axes in found.items() if len(axes) == 1}
+            axes_of.setdefault(layer.weight, set()).add(layer.axis)
+    return {name: axes.pop() for name, axes in axes_of.items() if len(axes) == 1}
 
 
 def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jq.arithmetic import layout
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import mse, power
 from jq.arithmetic.numerics import nearest
@@ -140,9 +141,7 @@ def _step_of(site: Site, name: str) -> Array:
     if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16:
         return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128
     scale = jnp.asarray(found.scale)
-    if found.axis is None:
-        return scale
-    return scale.reshape([-1 if i == found.axis % site.params[name].ndim else 1 for i in range(site.params[name].ndim)])
+    return scale if found.axis is None else layout.along(scale, site.params[name].ndim, found.axis)
 
 
 def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array]) -> Array:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.arithmetic import layout
-from jq.arithmetic.formats import Integer
-from jq.plan import QParams
+from jq.arithmetic.formats import FLOAT16, Integer
+from jq.plan import QParams, QTensor
 
 Array = Any
 CHUNK_BYTES = 12 << 20  # of the largest tensor of a unit, in a chunk of the data
@@ -28,45 +28,42 @@ _HALF, _BEYOND = 15, 4  # exponent of what half precision can hold, and how far 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept:
-    """A tensor (feeds, batch, ...) in a smaller type: value = (array - zero) * scale.
+    """A tensor (samples, batch, ...) in a smaller type: the codes of a `QTensor`, or without `qparams` the array itself.
 
-    What is quantized is kept as its codes, so exactly; floats in half precision, relative to their largest. Images
-    are kept with their channels last, as those who make them and who read them have them so: XLA drops the transposes.
+    Codes are exact; floats are kept in half precision, relative to their largest. Images have their channels last, as
+    those who make them and who read them have them so: XLA drops the transposes.
     """
 
     array: Array
-    scale: Array
-    zero: Array
-    whole: bool = dataclasses.field(default=False, metadata={"static": True})  # kept as it is
+    qparams: QParams | None
 
     @classmethod
-    def quantized(cls, x: Array, found: QParams | None) -> Kept:
+    def quantized(cls, x: Array, qparams: QParams | None) -> Kept:
         """A tensor that a plan quantizes, or not."""
-        if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16 or found.dynamic:
-            return cls(_channels_last(x), jnp.float32(1), jnp.float32(0), True)
-        codes = found.codes(_channels_last(x)).astype(found.grid.dtype)
-        return cls(codes, jnp.float32(found.scale), jnp.float32(found.zero_point))
+        if qparams is None or not isinstance(qparams.grid, Integer) or qparams.grid.bits > 16 or qparams.dynamic:
+            return cls(_channels_last(x), None)
+        return cls(qparams.codes(_channels_last(x)).astype(qparams.grid.dtype), qparams)
 
     @classmethod
-    def halved(cls, x: Array, found: QParams | None = None) -> Kept:
+    def halved(cls, x: Array, qparams: QParams | None = None) -> Kept:
         """A tensor in half precision, if it is of floats, of about the range that a plan gives it or its own."""
         x = _channels_last(x)
         if x.dtype != jnp.float32:
-            return cls(x, jnp.float32(1), jnp.float32(0), True)
-        if found is None or not isinstance(found.grid, Integer) or found.dynamic:
+            return cls(x, None)
+        if qparams is None or not isinstance(qparams.grid, Integer) or qparams.dynamic:
             _, exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0))
             exponent -= _HALF
         else:
-            _, exponent = jnp.frexp(jnp.float32(found.scale))
-            exponent += found.grid.bits - (_HALF - _BEYOND)
+            _, exponent = jnp.frexp(jnp.float32(qparams.scale))
+            exponent += qparams.grid.bits - (_HALF - _BEYOND)
         scale = jnp.exp2(jnp.maximum(exponent, _FINEST).astype(jnp.float32))
-        largest = float(jnp.finfo(jnp.float16).max)
-        return cls(jnp.clip(x / scale, -largest, largest).astype(jnp.float16), scale, jnp.float32(0))
+        codes = jnp.clip(x / scale, -FLOAT16.largest, FLOAT16.largest).astype(jnp.float16)
+        return cls(codes, QParams(scale, jnp.int32(0), FLOAT16))
 
     @property
     def value(self) -> Array:
         """The tensor."""
-        x = self.array if self.whole else (self.array.astype(jnp.float32) - self.zero) * self.scale
+        x = self.array if self.qparams is None else QTensor(self.array, self.qparams).value()
         return layout.channels_first(x, 2) if x.ndim > _SEQUENCE else x
 
 
@@ -76,14 +73,14 @@ def _channels_last(x: Array) -> Array:
 
 def joined(chunks: Sequence[Kept]) -> Kept:
     """Chunks of a tensor as one, at the largest scale among them. By numpy, which compiles nothing."""
+    first, arrays = chunks[0], [np.asarray(c.array) for c in chunks]
     if len(chunks) == 1:
-        return chunks[0]
-    scale = max(float(c.scale) for c in chunks)
-    arrays = [np.asarray(c.array) for c in chunks]
-    arrays = [
-        a if float(c.scale) == scale else _times(a, float(c.scale) / scale) for a, c in zip(arrays, chunks, strict=True)
-    ]
-    return dataclasses.replace(chunks[0], array=np.concatenate(arrays), scale=jnp.float32(scale))
+        return first
+    scales = [1.0 if c.qparams is None else float(c.qparams.scale) for c in chunks]
+    scale = max(scales)
+    arrays = [a if s == scale else _times(a, s / scale) for a, s in zip(arrays, scales, strict=True)]
+    qparams = first.qparams and dataclasses.replace(first.qparams, scale=jnp.float32(scale))
+    return Kept(np.concatenate(arrays), qparams)
 
 
 def _times(array: np.ndarray, factor: float) -> np.ndarray:

@@ -21,7 +21,7 @@ _HOPELESS = 2.0  # standard errors by which it is worse, after which no more sam
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A move: of tensors that have one exponent."""
+    """A move of tensors that have one exponent."""
 
     tensors: tuple[str, ...]
     before: int
@@ -48,7 +48,7 @@ class Way:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moves:
-    """What may be moved: groups of tensors that have one exponent, as long as no more rules are broken than were."""
+    """The moves of a search: groups of tensors with one exponent each, as long as no further rule is broken."""
 
     graph: Graph
     config: QuantConfig
@@ -64,8 +64,8 @@ class Moves:
 
     def to(self, plan: Plan, group: Sequence[str], exponent: int) -> Plan | None:
         """The plan with a group at another exponent; None where the NPU could not compute with that."""
-        found = plan.replace({t: dataclasses.replace(plan[t], scale=power_of_two(exponent)) for t in group})
-        return found if len(violations(self.graph, found, self.config)) <= self.standing else None
+        moved = plan.replace({t: dataclasses.replace(plan[t], scale=power_of_two(exponent)) for t in group})
+        return moved if len(violations(self.graph, moved, self.config)) <= self.standing else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def _expanded(
     segments: Segments, segment: int, beams: list[_Beam], states: Sequence[list[State]], blocks: Sequence[Block],
     group: Sequence[str], moves: Moves, width: int,
 ) -> list[_Beam]:  # fmt: skip
-    """The best of some beams and of what moving a group makes of them."""
+    """The best beams among these and those after a move of a group."""
     here = [(beam, int(beam.way.plan[group[0]].exponent)) for beam in beams]
     steps = [(beam, Step(tuple(group), e, e + n, 0.0)) for beam, e in here for n in (-1, 1)]
     plans = [moves.to(beam.way.plan, group, step.after) for beam, step in steps]

@@ -1,8 +1,8 @@
-"""Better exponents than those of least squared error, tensor by tensor: such that the network's outputs change least.
+"""Exponents that change the network's outputs least, instead of those of least squared error tensor by tensor.
 
-The weights of the float network stay as they are, and the constraints of the NPU hold at every step: what must have
-one position moves together, and a move that would break a rule is not tried. Part of the data is held back: what it
-does not confirm is not kept.
+The weights of the float network stay as they are, and the constraints of the NPU hold at every step: tensors that must
+have one position move together, and a move that would break a rule is not tried. Part of the data is held back, and a
+move that it does not confirm is not kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WAYS = 16  # of a method, that are looked at there
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Search:
-    """What a search found; losses are means over the samples that were held back. As text, a line for each move."""
+    """The result of a search; losses are means over the samples held back. As text, a line for each move."""
 
     plan: Plan
     before: float
@@ -83,8 +83,8 @@ def search_exponents(
     >>> images, _ = jq.zoo.calibration_set()
     >>> graph = jq.equalize(graph, "XINT8", images[:64])
     >>> plan = jq.make_plan(graph, jq.calibrate(graph, images[:64]))
-    >>> found = search_exponents(graph, plan, images[:64], method="weighted")
-    >>> found.after <= found.before
+    >>> search = search_exponents(graph, plan, images[:64], method="weighted")
+    >>> search.after <= search.before
     True
     """
     config = resolve(config)
@@ -123,8 +123,8 @@ def search_exponents(
                 raise
             continue  # without gradients the others are left
         for way in tried:
-            if (found := lost(way)) < least:
-                best, least = way, found
+            if (loss_there := lost(way)) < least:
+                best, least = way, loss_there
     return Search(best.plan, before, least, best.steps)
 
 

@@ -27,7 +27,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None, columns: tuple[str, ...]) -> Ledger:
-        """What earlier runs left; a last line that was torn by a kill is removed from the file."""
+        """The rows of earlier runs; a last line torn by a kill is removed from the file."""
         if path is None:
             return cls(columns, None, [])
         made = cls(columns, Path(path), [])

@@ -63,7 +63,7 @@ class Mixed:
     plan: Plan
     loss: Loss
     cost: Cost
-    budget: float  # at most so many times the cost of the cheapest formats
+    budget: float  # at most this many times the cost of the cheapest formats
     solver: Solver
     layers: tuple[Layer, ...]
     spent: float  # in the same unit
@@ -73,7 +73,7 @@ class Mixed:
     front: tuple[tuple[float, float], ...]  # cost and predicted loss of the best choice at rising budgets
 
     def summary(self, count: int = 20) -> str:
-        """What was chosen, what it costs and gives, and the layers that differ from the cheapest, as lines of text."""
+        """The choice, its cost and its loss, and the layers that differ from the cheapest, as lines of text."""
         lines = [f"{self.cost} {self.spent:.3f} of {self.budget:g} ({self.solver})"]
         lines.append(f"  {self.loss} {self.measured:.4g} (predicted {self.predicted:.4g})")
         for name, (cost, predicted, measured) in self.uniform.items():
@@ -110,7 +110,7 @@ class Mixed:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FormatTable:
-    """What every layer costs in every format, on the chip and at the outputs: `choose` takes it for any budget."""
+    """The cost of every layer in every format, on the chip and at the outputs: `choose` takes it for any budget."""
 
     graph: Graph
     config: QuantConfig
@@ -139,7 +139,7 @@ class FormatTable:
         )  # fmt: skip
         mixed = overridden(self.config, self.nodes, {layer.name: self.formats[layer.format] for layer in layers})
         plan, loss = make_plan(self.graph, self.stats, mixed), self.measure["loss"]
-        found = sensitivity(self.graph, plan, self.data, by={"all": list(plan)}, **self.measure).whole[loss]
+        measured = sensitivity(self.graph, plan, self.data, by={"all": list(plan)}, **self.measure).whole[loss]
         uniform = {
             k: (float(self.prices[:, i].sum() / least), float(self.losses[:, i].sum()), self.whole[i])
             for i, k in enumerate(kinds)
@@ -147,7 +147,7 @@ class FormatTable:
         spent, predicted = float(self.prices[rows, chosen].sum() / least), float(self.losses[rows, chosen].sum())
         front = pareto_front(self.losses, self.prices, solver)
         return Mixed(
-            mixed, plan, loss, self.cost, float(budget), solver, layers, spent, predicted, found, uniform, front
+            mixed, plan, loss, self.cost, float(budget), solver, layers, spent, predicted, measured, uniform, front
         )
 
 
@@ -168,8 +168,8 @@ def mixed_precision(
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     >>> images, _ = jq.zoo.calibration_set()
-    >>> found = mixed_precision(graph, images[:16], budget=1.5, limit=4, cost="size")
-    >>> found.spent <= 1.5, found.predicted <= found.uniform["int8"][1]
+    >>> mixed = mixed_precision(graph, images[:16], budget=1.5, limit=4, cost="size")
+    >>> mixed.spent <= 1.5, mixed.predicted <= mixed.uniform["int8"][1]
     (True, True)
     """
     _check_choice(budget, solver)
@@ -217,9 +217,11 @@ def format_table(
     for i, options in enumerate(formats.values()):
         plan = make_plan(graph, stats, overridden(config, nodes, dict.fromkeys(nodes, options)))
         groups = {k: v for k, v in grouped(graph, plan, "layer").items() if k in nodes}
-        found = sensitivity(graph, plan, data, by={k: sorted(v) for k, v in groups.items()}, screen=screen, **measure)
-        whole.append(found.whole[loss] if found.whole else math.nan)
-        losses[:, i] = [max(0.0, found[layer].loss) if layer in groups else 0.0 for layer in nodes]
+        measured = sensitivity(
+            graph, plan, data, by={k: sorted(v) for k, v in groups.items()}, screen=screen, **measure
+        )
+        whole.append(measured.whole[loss] if measured.whole else math.nan)
+        losses[:, i] = [max(0.0, measured[layer].loss) if layer in groups else 0.0 for layer in nodes]
         prices[:, i] = [_cost(graph, n, config.replace(overrides=(), **options), cost) for n in nodes.values()]
     return FormatTable(graph, config, stats, cost, formats, nodes, losses, prices, tuple(whole), data, measure)
 
@@ -261,11 +263,11 @@ def milp_choice(losses: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarr
     scaled = losses / max(float(losses.max()), 1e-300) * _SCALE
     weights = block_array([[each], [csr_array(costs.reshape(1, -1) / limit)]])
     within = LinearConstraint(weights, [*np.ones(rows), -np.inf], [*np.ones(rows), 1 + 1e-9])
-    found = milp(scaled.reshape(-1), integrality=np.ones(losses.size), bounds=Bounds(0, 1), constraints=within,
+    solution = milp(scaled.reshape(-1), integrality=np.ones(losses.size), bounds=Bounds(0, 1), constraints=within,
                  options={"mip_rel_gap": 0})  # fmt: skip
-    if found.x is None:
+    if solution.x is None:
         raise ConfigError(f"no choice costs at most {limit:g}; the cheapest costs {costs.min(axis=1).sum():g}")
-    return np.asarray(found.x).reshape(losses.shape).argmax(axis=1)
+    return np.asarray(solution.x).reshape(losses.shape).argmax(axis=1)
 
 
 def greedy_choice(losses: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarray:
@@ -294,26 +296,26 @@ def pareto_front(losses: np.ndarray, costs: np.ndarray, solver: Solver = "milp")
     rows, least = np.arange(len(losses)), costs.min(axis=1).sum()
     solve = milp_choice if solver == "milp" else greedy_choice
     most = costs[rows, np.lexsort((costs, losses), axis=1)[:, 0]].sum()
-    found: dict[float, float] = {}
+    front: dict[float, float] = {}
     for limit in np.linspace(least, max(most, least), _FRONT):
         chosen = solve(losses, costs, float(limit))
         spent, loss = float(costs[rows, chosen].sum() / least), float(losses[rows, chosen].sum())
-        if not found or loss < min(found.values()):
-            found[spent] = loss
-    return tuple(sorted(found.items()))
+        if not front or loss < min(front.values()):
+            front[spent] = loss
+    return tuple(sorted(front.items()))
 
 
 def _layers(graph: Graph, plan: Plan) -> dict[str, list[Node]]:
     """The nodes of each layer that has weights: the one that reads them, and what makes its activation."""
-    found: dict[str, list[Node]] = {}
+    layers: dict[str, list[Node]] = {}
     for name, tensors in grouped(graph, plan, "layer").items():
         if not any(t in plan.weights for t in tensors):
             continue
         nodes = [n for n in graph.nodes if n.label == name or not tensors.isdisjoint(n.outputs)]
-        found[name] = nodes
-    if not found:
+        layers[name] = nodes
+    if not layers:
         raise ConfigError("the config quantizes no weights, so there are no layers to choose formats for")
-    return found
+    return layers
 
 
 def _cost(graph: Graph, nodes: Sequence[Node], options: QuantConfig, cost: Cost) -> float:

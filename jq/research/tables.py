@@ -1,4 +1,4 @@
-"""What an ablation found: mean and spread over seeds, as text, Markdown, LaTeX and a plot."""
+"""Results of an ablation: mean and spread over seeds, as text, Markdown, LaTeX and a plot."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Results:
         lines = []
         for (model, config), group in itertools.groupby(self.rows, lambda r: (r["model"], r["config"])):
             rows = list(group)
-            found = {m: [float(r[m]) for r in rows if r[m] is not None] for m in _TITLES}
-            spreads = {m: _spread(values) for m, values in found.items() if values}
+            values_of = {m: [float(r[m]) for r in rows if r[m] is not None] for m in _TITLES}
+            spreads = {m: _spread(values) for m, values in values_of.items() if values}
             lines.append(Line(model, config, len(rows), len({r["digest"] for r in rows}), spreads))
         return lines
 
@@ -93,8 +93,8 @@ class Results:
                 f"{line.seeds}" if line.different in (1, line.seeds) else f"{line.seeds}, {line.different} different"
             )
             seeds += ", all the same" if line.different == 1 < line.seeds else ""
-            found = [_shown(m, line.measures[m]) if m in line.measures else "" for m in shown]
-            rows.append([line.model, line.config, seeds, *found])
+            texts = [_shown(m, line.measures[m]) if m in line.measures else "" for m in shown]
+            rows.append([line.model, line.config, seeds, *texts])
         return titles, rows
 
     def _repr_html_(self) -> str:
@@ -107,12 +107,14 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
-def _shown(measure: str, found: Spread) -> str:
+def _shown(measure: str, spread: Spread) -> str:
     if measure == "added_seconds":  # what all seeds took together
-        return f"{found.mean * found.count:.1f}"
+        return f"{spread.mean * spread.count:.1f}"
     factor, digits = (100, 2) if measure in _PERCENT else (1, _DIGITS[measure])
-    text = f"{factor * found.mean:.{digits}f}"
-    return f"{text} ± {factor * found.deviation:.{digits}f}" if found.deviation and math.isfinite(found.mean) else text
+    text = f"{factor * spread.mean:.{digits}f}"
+    return (
+        f"{text} ± {factor * spread.deviation:.{digits}f}" if spread.deviation and math.isfinite(spread.mean) else text
+    )
 
 
 def _latex(text: str) -> str:

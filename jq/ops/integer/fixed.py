@@ -1,4 +1,4 @@
-"""What the integer reading passes from operator to operator: integers with an exact scale, not yet rounded.
+"""Integers with an exact scale, not yet rounded: the values that the integer reading passes from operator to operator.
 
 An operator's integer rule returns the exact result of its sums and products. A chip rounds where the model has a
 QuantizeLinear, once for whatever lies between two of them, and `quantize` is where that is.
@@ -30,7 +30,7 @@ LARGEST_TABLE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The integers of a tensor in the file: what they stand for is (code - zero_point) * scale."""
+    """The integers of a tensor in the file, which stand for (code - zero_point) * scale, with the scale as an exact number."""
 
     scale: Fraction
     zero_point: int
@@ -38,7 +38,7 @@ class Grid:
 
     @property
     def middle(self) -> int:
-        """What is subtracted from codes so that a signed type of the same width holds them."""
+        """The number subtracted from codes so that a signed type of the same width holds them."""
         return 0 if self.codes.signed else self.codes.middle
 
     @property
@@ -186,10 +186,10 @@ class Fixed:
         return low - self.zero, high - self.zero
 
     def real(self) -> Array:
-        """What the integers stand for, as float32."""
+        """The values of the integers, as float32."""
         scale = float32(self.scale)
         if self.axis is not None and self.host is not None:  # a weight's axis is ONNX's
-            scale = scale.reshape([-1 if a == self.axis else 1 for a in range(self.host.ndim)])
+            scale = layout.along(scale, self.host.ndim, self.axis)
         value = _dequantize(self.integers(), scale)
         if self.fraction is not None:
             value = value + _dequantize(self.fraction[0], float32(self.scale / 2 ** self.fraction[1]))

@@ -161,7 +161,7 @@ def _plus(sums: Fixed, addend: Array, most: int) -> Fixed:
 
 
 def word_shift(depth: int) -> int:
-    """By how many bits a sum of so many products of 16 with 8 bits is rounded to fit 32.
+    """Return by how many bits a sum of `depth` products of 16 with 8 bits is rounded to fit 32.
 
     >>> word_shift(256), word_shift(257), word_shift(1 << 16)
     (0, 1, 7)

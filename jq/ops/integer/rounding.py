@@ -45,15 +45,15 @@ def quantize(x: Fixed | Table, grid: Grid, target: Target) -> Fixed | None:
     low, high = (np.clip(end, *grid.ends) for end in cut(x, grid, target))
     if isinstance(x, Table):
         entries = np.clip(x.nearest(grid, target.rounding) + grid.zero, low, high)
-        found: Array = x.look_up(entries.astype(grid.dtype))
+        integers: Array = x.look_up(entries.astype(grid.dtype))
     elif unchanged(x, grid):
-        found = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
+        integers = x.array if not x.waits else jnp.clip(x.array, *np.array((low, high), x.array.dtype))
     else:
         whole = rescaled(x, grid, target)
         if whole is None:
             return None
-        found = jnp.clip(whole, low, high).astype(grid.dtype)
-    return Fixed.of(found, grid)
+        integers = jnp.clip(whole, low, high).astype(grid.dtype)
+    return Fixed.of(integers, grid)
 
 
 def _rounds_twice(x: Fixed, grid: Grid) -> bool:
@@ -157,7 +157,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
 
 
 def _beyond(grid: Grid) -> int:
-    """What no integer of a grid is away from its zero point."""
+    """A distance from the zero point that no integer of a grid has."""
     return 1 << grid.codes.bits + 1
 
 
