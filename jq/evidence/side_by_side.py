@@ -172,7 +172,7 @@ def stem_of(name: str, known: Mapping[str, Any]) -> str | None:
 def _grid(graph: Graph, name: str) -> QParams | None:
     """What the codes that an integer operator makes stand for."""
     grid = rounded_grid(graph, graph.producer[name]) if name in graph.producer else None
-    return None if grid is None else QParams(np.float32(grid.scale), np.int32(grid.zero_point), grid.codes)
+    return None if grid is None else QParams(np.float32(grid.scale), np.int32(grid.zero_point), grid.grid)
 
 
 def activations(graph: Graph) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from jq.arithmetic.formats import INTEGERS, UINT8
+from jq.arithmetic.formats import UINT8, Integer
+from jq.exchange.quantized import parameters
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
@@ -223,44 +224,18 @@ def _saturates(graph: Graph, node: Node, codes: _Quantized) -> bool:
 
 def _codes(graph: Graph, node: Node, tensor: str) -> _Quantized | None:
     """The integer side of a QuantizeLinear or DequantizeLinear, if its parameters are float32 constants."""
-    scale = graph.arrays.get(node.inputs[1])
-    unusual = any(node.attrs.get(k) for k in ("block_size", "precision")) or (
-        _is(node, "DequantizeLinear") and node.attrs.get("output_dtype", 1) not in (0, 1)
-    )
-    if scale is None or scale.dtype != np.float32 or scale.ndim > 1 or not scale.size or unusual:
+    value, given = graph.values.get(tensor), node.inputs[2] if len(node.inputs) > 2 else ""
+    dtype = _UINT8 if _is(node, "QuantizeLinear") else None if value is None else value.dtype
+    qparams = parameters(graph, node, dtype or _UINT8) if dtype is not None or given else None
+    if qparams is None or not isinstance(qparams.grid, Integer):
         return None
-    name = node.inputs[2] if len(node.inputs) > 2 else ""
-    if name:
-        zero_point = graph.arrays.get(name)
-    else:
-        dtype = _implied_type(graph, node, tensor)
-        zero_point = None if dtype is None else np.zeros(scale.shape, dtype)
-    if zero_point is None or zero_point.ndim > 1 or zero_point.size not in (1, scale.size):
-        return None
-    grid = INTEGERS.get(str(zero_point.dtype))
-    if grid is None:
-        return None
-    axis = None if scale.size == 1 else int(node.attrs.get("axis", 1))
+    axis = None if np.size(qparams.scale) == 1 else qparams.axis
     if axis is not None and axis < 0:
-        known = graph.arrays.get(tensor)
-        if known is None:
+        if tensor not in graph.arrays:
             return None
-        axis %= known.ndim
-    written = node.inputs[1], name or zero_point
-    return _Quantized(scale, zero_point, grid, axis, tensor=tensor, written=written)
-
-
-def _implied_type(graph: Graph, node: Node, tensor: str) -> np.dtype | None:
-    """The type of codes that no zero point tells."""
-    if _is(node, "QuantizeLinear"):
-        return None if node.attrs.get("output_dtype") else _UINT8
-    array, maker = graph.arrays.get(tensor), graph.producer.get(tensor)
-    if array is not None:
-        return array.dtype
-    if maker is not None and _is(maker, "QuantizeLinear"):
-        codes = _codes(graph, maker, tensor)
-        return None if codes is None else codes.dtype
-    return next((v.dtype for v in graph.inputs if v.name == tensor), None)
+        axis %= graph.arrays[tensor].ndim
+    written = node.inputs[1], given or np.asarray(qparams.zero_point, qparams.grid.dtype)
+    return _Quantized(qparams.scale, qparams.zero_point, qparams.grid, axis, tensor=tensor, written=written)
 
 
 # ---------------------------------------------------------------------------------------------

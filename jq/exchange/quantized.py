@@ -53,10 +53,10 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     >>> plan = jq.make_plan(graph, jq.calibrate(graph, jq.zoo.calibration_set()[0][:16]))
-    >>> found, again = split_quantizers(jq.load(jq.export(graph, plan)))
+    >>> floats, again = split_quantizers(jq.load(jq.export(graph, plan)))
     >>> again, again["stem.weight"]
     (Plan(26 activations, 32 weights), QParams(scale=0.03125, zero_point=0, int8))
-    >>> set(graph.params) <= set(found.params)
+    >>> set(graph.params) <= set(floats.params)
     True
     """
     graph = remove_unused(graph)  # as `export` does: what nobody needs is no reader
@@ -64,10 +64,10 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
     while True:
         quantizers = _accepted(graph, refused)
         names = _names(graph, quantizers)
-        found = _without(graph, quantizers, names)
-        wrong = _misplaced(found, quantizers, names)
+        floats = _without(graph, quantizers, names)
+        wrong = _misplaced(floats, quantizers, names)
         if not wrong:
-            return found, _plan(graph, found, quantizers, names)
+            return floats, _plan(graph, floats, quantizers, names)
         refused |= wrong
 
 
@@ -78,7 +78,7 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
 
 def _accepted(graph: Graph, refused: Set[Node]) -> list[_Quantizer]:
     """The quantizers that a plan can say, in the order of their nodes; of two in a row the first."""
-    found: list[_Quantizer] = []
+    accepted: list[_Quantizer] = []
     hidden: set[str] = set()  # what is no tensor of the float graph
     tensors = [*graph.arrays, *(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
     for name in tensors:
@@ -86,14 +86,14 @@ def _accepted(graph: Graph, refused: Set[Node]) -> list[_Quantizer]:
             continue
         for quantizer in _of_codes(graph, name) if name in graph.arrays else ():
             if refused.isdisjoint(quantizer.nodes):
-                found.append(quantizer)
+                accepted.append(quantizer)
                 hidden.update(quantizer.results)
         whole = _of_tensor(graph, name)
         if whole is not None and refused.isdisjoint(whole.nodes):
-            found.append(whole)
+            accepted.append(whole)
             hidden.update(o for n in whole.nodes for o in n.outputs)
     place = {node: index for index, node in enumerate(graph.nodes)}
-    return sorted(found, key=lambda q: min(place[n] for n in q.nodes))
+    return sorted(accepted, key=lambda q: min(place[n] for n in q.nodes))
 
 
 def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
@@ -107,18 +107,18 @@ def _of_tensor(graph: Graph, name: str) -> _Quantizer | None:
     public = graph.output_names.intersection(merged.results)
     if len(public) > 1 or (public and name not in graph.producer):
         return None  # one tensor has one name, and that of an input or array is taken
-    found, weight = merged.qparams, graph.arrays.get(name)
-    if weight is None and isinstance(found.grid, Integer):
+    qparams, weight = merged.qparams, graph.arrays.get(name)
+    if weight is None and isinstance(qparams.grid, Integer):
         # `export` cannot write the axis of an activation's channels.
-        return merged if found.axis is None and found.grid.bits <= _WIDEST else None
+        return merged if qparams.axis is None and qparams.grid.bits <= _WIDEST else None
     if weight is None:
         return merged
-    if weight.dtype != np.float32 or found.dynamic:
+    if weight.dtype != np.float32 or qparams.dynamic:
         return None
-    grid = found.grid
+    grid = qparams.grid
     if isinstance(grid, Block) or is_fix_neuron(merged.nodes[0]):
         return merged  # `export` writes these of weights too, which so keep what rounding takes from them
-    counted = _counted(found, weight.shape)
+    counted = _counted(qparams, weight.shape)
     if counted is None or not np.isfinite(weight).all():
         return None
     if isinstance(grid, Float):
@@ -170,22 +170,22 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
         stated_block = _block(node)
         return None if stated_block is None else _Quantizer(name, stated_block, (node,), node.outputs)
     if is_fix_neuron(node):
-        found = _fix_neuron(graph, node)
-        return None if found is None else _Quantizer(name, found, (node,), node.outputs)
+        qparams = _fix_neuron(graph, node)
+        return None if qparams is None else _Quantizer(name, qparams, (node,), node.outputs)
     if is_dynamic(node):
-        found = QParams(_ONE, _ZERO, INTEGERS["uint8"], dynamic=True)
+        qparams = QParams(_ONE, _ZERO, INTEGERS["uint8"], dynamic=True)
         ends = _readers(graph, node.outputs[0])
         others = {r for o in node.outputs[1:] for r in _readers(graph, o)}
         if not all(is_dequantize(e) and e.inputs == node.outputs for e in ends) or not others <= {*ends}:
             return None
-        return _closed(graph, name, found, (node,), ends)
+        return _closed(graph, name, qparams, (node,), ends)
     if is_quantize(node):
-        stated = _parameters(graph, node, np.dtype(np.uint8))
+        stated = parameters(graph, node, np.dtype(np.uint8))
         ends = _readers(graph, node.outputs[0])
         if stated is None or not all(is_dequantize(e) for e in ends):
             return None
         assert not isinstance(stated.grid, Block)
-        back = [_parameters(graph, e, stated.grid.dtype) for e in ends]
+        back = [parameters(graph, e, stated.grid.dtype) for e in ends]
         if not all(b is not None and _same(b, stated) for b in back):
             return None
         return _closed(graph, name, stated, (node,), ends)
@@ -215,13 +215,13 @@ def _casts(graph: Graph, node: Node, name: str) -> _Quantizer | None:
 
 
 def _closed(
-    graph: Graph, name: str, found: QParams, heads: tuple[Node, ...], ends: tuple[Node, ...]
+    graph: Graph, name: str, qparams: QParams, heads: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> _Quantizer | None:
     """The quantizer of these nodes, if nothing else sees what is between them."""
     inner = {o for n in heads for o in n.outputs if o}
     if not ends or not graph.output_names.isdisjoint(inner):
         return None
-    return _Quantizer(name, found, (*heads, *ends), tuple(e.outputs[0] for e in ends))
+    return _Quantizer(name, qparams, (*heads, *ends), tuple(e.outputs[0] for e in ends))
 
 
 def _weight(graph: Graph, node: Node, name: str) -> _Quantizer | None:
@@ -229,45 +229,45 @@ def _weight(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     codes = graph.arrays[name]
     if not node.inputs or node.inputs[0] != name or node.inputs.count(name) > 1:
         return None
-    found: QParams | None = None
+    qparams: QParams | None = None
     if is_dequantize(node):
-        found = _parameters(graph, node, codes.dtype)
+        qparams = parameters(graph, node, codes.dtype)
     elif _target(node) == np.float32 and str(codes.dtype) in FLOATS:
-        found = QParams(_ONE, _ZERO, FLOATS[str(codes.dtype)])
-    if found is None or isinstance(found.grid, Block) or codes.dtype != found.grid.dtype:
+        qparams = QParams(_ONE, _ZERO, FLOATS[str(codes.dtype)])
+    if qparams is None or isinstance(qparams.grid, Block) or codes.dtype != qparams.grid.dtype:
         return None
     if not graph.output_names.isdisjoint(node.outputs):
         return None
-    found = _counted(found, codes.shape)
-    weight = None if found is None else _meant(codes, found)
-    if found is None or weight is None:
+    qparams = _counted(qparams, codes.shape)
+    weight = None if qparams is None else _meant(codes, qparams)
+    if qparams is None or weight is None:
         return None
-    return _Quantizer(name, found, (node,), node.outputs[:1], weight, stored=True)
+    return _Quantizer(name, qparams, (node,), node.outputs[:1], weight, stored=True)
 
 
-def _counted(found: QParams, shape: tuple[int, ...]) -> QParams | None:
+def _counted(qparams: QParams, shape: tuple[int, ...]) -> QParams | None:
     """The same with an axis that counts from the first one; None if a tensor of this shape has no such channels."""
-    if found.axis is None:
-        return found
-    if not -len(shape) <= found.axis < len(shape) or np.size(found.scale) not in (1, shape[found.axis]):
+    if qparams.axis is None:
+        return qparams
+    if not -len(shape) <= qparams.axis < len(shape) or np.size(qparams.scale) not in (1, shape[qparams.axis]):
         return None
-    return dataclasses.replace(found, axis=found.axis % len(shape))
+    return dataclasses.replace(qparams, axis=qparams.axis % len(shape))
 
 
-def _meant(codes: np.ndarray, found: QParams) -> np.ndarray | None:
+def _meant(codes: np.ndarray, qparams: QParams) -> np.ndarray | None:
     """Return the dequantized float32 values of codes; None if quantizing them does not give the codes back."""
-    grid = found.grid
+    grid = qparams.grid
     if isinstance(grid, Float):
         floats = codes.astype(np.float32)
         fits = not grid.saturates or bool(np.isfinite(floats).all())
         return floats if fits and floats.astype(grid.dtype).tobytes() == codes.tobytes() else None
     assert isinstance(grid, Integer)
     with np.errstate(over="ignore"):
-        floats, wide = QTensor(codes, found).value(), codes.astype(np.int64)
-        if not np.isfinite(floats).all() or not np.array_equal(found.stored(floats).astype(np.int64), wide):
+        floats, wide = QTensor(codes, qparams).value(), codes.astype(np.int64)
+        if not np.isfinite(floats).all() or not np.array_equal(qparams.stored(floats).astype(np.int64), wide):
             return None
     # Fake-quant has codes and zero points as float32.
-    exact = (np.array_equal(v.astype(np.float32).astype(np.int64), v) for v in (wide, np.asarray(found.zero_point)))
+    exact = (np.array_equal(v.astype(np.float32).astype(np.int64), v) for v in (wide, np.asarray(qparams.zero_point)))
     return floats if all(exact) else None
 
 
@@ -287,7 +287,7 @@ def _target(node: Node) -> np.dtype | None:
     return _TARGETS.get(node.attrs.get("to", TensorProto.UNDEFINED))
 
 
-def _parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
+def parameters(graph: Graph, node: Node, dtype: np.dtype) -> QParams | None:
     """Return the constant parameters of a QuantizeLinear or DequantizeLinear; `dtype` is the type of codes if it states none."""
     attrs = {k: v for k, v in node.attrs.items() if v}
     if not attrs.keys() <= {"axis", "saturate", "output_dtype"}:
@@ -336,11 +336,11 @@ def _fix_neuron(graph: Graph, node: Node) -> QParams | None:
     """The same of the operator that quantizes and dequantizes at once."""
     if len(node.inputs) < 3 or not node.inputs[2]:
         return None  # the zero point's type is that of the codes
-    found = _parameters(graph, node.replace(attrs={}), np.dtype(np.uint8))
-    if found is None or found.axis is not None or not isinstance(found.grid, Integer):
+    qparams = parameters(graph, node.replace(attrs={}), np.dtype(np.uint8))
+    if qparams is None or qparams.axis is not None or not isinstance(qparams.grid, Integer):
         return None
     stated = node.attrs.get("bit_width"), np.ldexp(np.float32(1), -int(node.attrs.get("pos", 0)))
-    return found if stated == (found.grid.bits, found.scale) else None
+    return qparams if stated == (qparams.grid.bits, qparams.scale) else None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -353,27 +353,27 @@ def _names(graph: Graph, quantizers: Sequence[_Quantizer]) -> dict[_Quantizer, s
     removed = {n for q in quantizers for n in q.nodes}
     taken = set(graph.tensors) - {o for n in removed for o in n.outputs} - _unread(graph, removed)
     taken |= graph.output_names
-    found: dict[_Quantizer, str] = {}
+    names: dict[_Quantizer, str] = {}
     for quantizer in quantizers:
         public = graph.output_names.intersection(quantizer.results)
         if not quantizer.stored:
-            found[quantizer] = next(iter(public), quantizer.source)
-            taken.add(found[quantizer])
+            names[quantizer] = next(iter(public), quantizer.source)
+            taken.add(names[quantizer])
     for quantizer in quantizers:
         if quantizer.stored:
             candidates = _weight_names(quantizer)
-            found[quantizer] = fresh(next((c for c in candidates if c not in taken), candidates[0]), taken)
-    return found
+            names[quantizer] = fresh(next((c for c in candidates if c not in taken), candidates[0]), taken)
+    return names
 
 
 def _weight_names(quantizer: _Quantizer) -> list[str]:
     """Return possible original names of a weight: the vendor's tool and `export` only append to its name."""
     codes, node, result = quantizer.source, quantizer.nodes[0], quantizer.results[0]
-    found = [codes.removesuffix("_quantized")] if codes.endswith("_quantized") else []
+    names = [codes.removesuffix("_quantized")] if codes.endswith("_quantized") else []
     stem = node.name.removesuffix("_DequantizeLinear")
     if stem != node.name and codes.startswith(f"{stem}_quantized"):
-        found.insert(0, stem)
-    return [*filter(None, (*found, result.removesuffix("_DequantizeLinear_Output"))), result]
+        names.insert(0, stem)
+    return [*filter(None, (*names, result.removesuffix("_DequantizeLinear_Output"))), result]
 
 
 def _without(graph: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> Graph:
@@ -386,11 +386,11 @@ def _without(graph: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Qua
     renamed = {result: names[q] for q in quantizers for result in q.results}
     renamed |= {q.source: names[q] for q in quantizers if not q.stored}
     nodes = tuple(n for n in graph.nodes if n not in removed)
-    found = rename(graph.with_arrays(arrays, nodes=nodes), {k: v for k, v in renamed.items() if k != v})
-    used = {n.domain for n in found.walk()}
-    return found.replace(
+    floats = rename(graph.with_arrays(arrays, nodes=nodes), {k: v for k, v in renamed.items() if k != v})
+    used = {n.domain for n in floats.walk()}
+    return floats.replace(
         opsets={k: v for k, v in graph.opsets.items() if k in used or k not in _DOMAINS},
-        declared={k: v for k, v in graph.declared.items() if k in found.producer and k in graph.producer},
+        declared={k: v for k, v in graph.declared.items() if k in floats.producer and k in graph.producer},
     )
 
 
@@ -400,16 +400,16 @@ def _unread(graph: Graph, removed: Collection[Node]) -> set[str]:
     return {i for n in removed for i in n.reads() if i in graph.arrays} - read
 
 
-def _misplaced(found: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> set[Node]:
+def _misplaced(floats: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> set[Node]:
     """Nodes of the quantizers whose tensors turn out, now that types are known, to be none for a plan.
 
     Custom operators hide the types of what follows them, so that the quantized graph does not tell.
     """
-    static = demanded(found)  # rules need their values while tracing, which those of a plan are not
+    static = demanded(floats)  # rules need their values while tracing, which those of a plan are not
     return {
         node
         for quantizer in quantizers
-        if names[quantizer] in static or not _fits(quantizer.qparams, found.values.get(names[quantizer]))
+        if names[quantizer] in static or not _fits(quantizer.qparams, floats.values.get(names[quantizer]))
         for node in quantizer.nodes
     }
 
@@ -424,12 +424,12 @@ def _fits(qparams: QParams, value: Value | None) -> bool:
     return not isinstance(qparams.grid, Block) or value.shape is None or any(d != 1 for d in value.shape)
 
 
-def _plan(graph: Graph, found: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> Plan:
+def _plan(graph: Graph, floats: Graph, quantizers: Sequence[_Quantizer], names: Mapping[_Quantizer, str]) -> Plan:
     """The plan of these quantizers."""
     every = {names[q]: q.qparams for q in quantizers}
-    nodes = (n for n in found.nodes if n.outputs and not every.keys().isdisjoint((*n.reads(), *n.outputs)))
+    nodes = (n for n in floats.nodes if n.outputs and not every.keys().isdisjoint((*n.reads(), *n.outputs)))
     return Plan(
-        activations={k: q for k, q in every.items() if k not in found.arrays},
-        weights={k: q for k, q in every.items() if k in found.arrays},
+        activations={k: q for k, q in every.items() if k not in floats.arrays},
+        weights={k: q for k, q in every.items() if k in floats.arrays},
         nodes=frozenset(n.outputs[0] for n in nodes),
     )

@@ -164,8 +164,8 @@ def integer_dequantize_linear(
     if x.grid is None or not x.coded:
         return NotImplemented
     if x.host is None:
-        grid = _grid(x_scale, x_zero_point, x.grid.codes)
-        if grid is None or grid.codes != x.grid.codes:
+        grid = _grid(x_scale, x_zero_point, x.grid.grid)
+        if grid is None or grid.grid != x.grid.grid:
             return NotImplemented
         return x.replace(scale=grid.scale, zero=grid.zero, grid=grid, coded=False, floating=_floats(grid.scale))
     zero = np.reshape(0 if x_zero_point is None else x_zero_point, -1).astype(np.int64) - x.grid.middle
@@ -174,7 +174,7 @@ def integer_dequantize_linear(
         return NotImplemented
     most = int(np.abs(x.host.astype(np.int64) - zero[0]).max(initial=0))
     along = None if isinstance(scale, Fraction) else axis % x.host.ndim
-    grid = Grid(Fraction(1) if isinstance(scale, np.ndarray) else scale, int(zero[0]) + x.grid.middle, x.grid.codes)
+    grid = Grid(Fraction(1) if isinstance(scale, np.ndarray) else scale, int(zero[0]) + x.grid.middle, x.grid.grid)
     return x.replace(
         scale=scale, zero=int(zero[0]), bound=most, axis=along, grid=grid, coded=False, floating=_floats(scale)
     )

@@ -19,6 +19,7 @@ import numpy as np
 from jq.arithmetic import layout
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import WIDEST, Mode, rounded
+from jq.plan import QParams
 
 Array = Any
 Scale = Any  # a Fraction; or an array of them, one for each index of the last axis
@@ -29,17 +30,15 @@ LARGEST_TABLE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-    """The integers of a tensor in the file, which stand for (code - zero_point) * scale, with the scale as an exact number."""
+class Grid(QParams):
+    """The `QParams` of a tensor of the file in exact numbers, a Fraction and an int, and its codes as they are held."""
 
-    scale: Fraction
-    zero_point: int
-    codes: Integer
+    grid: Integer
 
     @property
     def middle(self) -> int:
         """The number subtracted from codes so that a signed type of the same width holds them."""
-        return 0 if self.codes.signed else self.codes.middle
+        return 0 if self.grid.signed else self.grid.middle
 
     @property
     def zero(self) -> int:
@@ -49,7 +48,7 @@ class Grid:
     @property
     def ends(self) -> tuple[int, int]:
         """The least and the largest integer as they are held."""
-        return self.codes.qmin - self.middle, self.codes.qmax - self.middle
+        return self.grid.qmin - self.middle, self.grid.qmax - self.middle
 
     @property
     def bound(self) -> int:
@@ -60,7 +59,7 @@ class Grid:
     @property
     def dtype(self) -> np.dtype:
         """The signed type that holds them."""
-        return np.dtype(np.int8 if self.codes.bits <= 8 else np.int16 if self.codes.bits <= 16 else np.int32)
+        return np.dtype(np.int8 if self.grid.bits <= 8 else np.int16 if self.grid.bits <= 16 else np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ def _rounds_twice(x: Fixed, grid: Grid) -> bool:
 
 def unchanged(x: Fixed, grid: Grid | None) -> bool:
     """Whether the integers of a tensor are those of another one: at most cut."""
-    if x.grid is None or grid is None or x.grid.codes != grid.codes:
+    if x.grid is None or grid is None or x.grid.grid != grid.grid:
         return False
     return (x.scale, x.zero, x.slope) == (grid.scale, grid.zero, None)
 
@@ -158,7 +158,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
 
 def _beyond(grid: Grid) -> int:
     """A distance from the zero point that no integer of a grid has."""
-    return 1 << grid.codes.bits + 1
+    return 1 << grid.grid.bits + 1
 
 
 def _float32_ratio(x: Fixed, grid: Grid, ratio: Scale) -> np.ndarray:

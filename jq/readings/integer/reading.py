@@ -353,4 +353,4 @@ def codes(x: Fixed) -> Any:
 
 def _in_file(x: Fixed, array: Any) -> Any:
     grid = grid_of(x)
-    return array if grid.codes.signed else (array.astype(np.int32) + grid.middle).astype(grid.codes.dtype)
+    return array if grid.grid.signed else (array.astype(np.int32) + grid.middle).astype(grid.grid.dtype)

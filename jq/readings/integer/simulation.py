@@ -191,7 +191,7 @@ class _Dump:
             if list(array.shape[1:]) != self.shapes[name][1:]:
                 raise DataError(f"tensor {name!r} has another shape in another sample; dump samples of one shape")
             self.shapes[name][0] += len(array)
-            kind = _stored(self.grids[name].codes)
+            kind = _stored(self.grids[name].grid)
             with files.writing(self.folder), self.files[name].open("ab") as file:
                 file.write(np.ascontiguousarray(array.astype(kind)).tobytes())
 
@@ -200,14 +200,14 @@ class _Dump:
         rows = []
         for name, path in self.files.items():
             grid = self.grids[name]
-            raw = np.memmap(path, _stored(grid.codes), "r", shape=tuple(self.shapes[name]))
+            raw = np.memmap(path, _stored(grid.grid), "r", shape=tuple(self.shapes[name]))
             np.save(path.with_suffix(".tmp.npy"), raw)
             os.replace(path.with_suffix(".tmp.npy"), path)
             rows.append(
                 {
                     "tensor": name,
                     "file": path.name,
-                    "dtype": grid.codes.name,
+                    "dtype": grid.grid.name,
                     "shape": self.shapes[name],
                     "scale": float(grid.scale),
                     "zero_point": grid.zero_point,
