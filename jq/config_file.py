@@ -31,16 +31,16 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     name = os.fspath(path)
     kind, parse = ("JSON", json.loads) if name.endswith(".json") else ("TOML", tomllib.loads)
     try:
-        found = parse(Path(path).read_bytes().decode())
+        options = parse(Path(path).read_bytes().decode())
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
     except ValueError as error:  # also of bytes that are no text
         raise ConfigError(f"{name} is no {kind}: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name} holds a {type(found).__name__}; expected options by name")
+    if not isinstance(options, dict):
+        raise ConfigError(f"{name} needs options by name; got a {type(options).__name__}")
     try:
-        base = presets[found.pop("preset")] if "preset" in found else QuantConfig()
-        return base.replace(**{option: QuantConfig.read(option, value) for option, value in found.items()})
+        base = presets[options.pop("preset")] if "preset" in options else QuantConfig()
+        return base.replace(**{option: QuantConfig.read(option, value) for option, value in options.items()})
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -62,7 +62,7 @@ def as_toml(config: QuantConfig) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it: but for the character DEL, as JSON does."""
+    """A value as TOML writes it: as JSON, except for the character DEL."""
     if isinstance(value, list):
         parts = [_value(v) for v in value]
         line = f"[{', '.join(parts)}]"

@@ -149,7 +149,7 @@ def refuse_quantized(graph: Graph) -> None:
 
 
 def _metadata(model: ModelLike, graph: Graph, config: QuantConfig) -> dict[str, str]:
-    """Where a quantized model comes from, as it carries with it."""
+    """The provenance that a quantized model carries as metadata."""
     options = json.dumps(config.to_dict(), sort_keys=True)
     return {
         "jq.version": __version__,

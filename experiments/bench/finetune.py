@@ -215,7 +215,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     (node,), seconds = unit.pattern.graph.nodes, {}
     linear, found = linear_of(unit.pattern.graph, node), site.plan.weights[unit.names["w"]]
     assert linear is not None
-    step = functools.partial(_sums, unit.pattern, 0, site.feeds, site.given)
+    step = functools.partial(_sums, unit.pattern, 0, site.samples, site.given)
 
     formed = jax.jit(Form.of)
 

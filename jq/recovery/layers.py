@@ -37,7 +37,7 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     layer = linear_layer(graph, node)
     assert layer is not None and layer.product is not None
     weight, bias, product = layer.weight, layer.bias, layer.product
-    step = functools.partial(_sums, pattern, index, site.feeds, site.given)
+    step = functools.partial(_sums, pattern, index, site.samples, site.given)
     total = added(concurrently(step, site.floats, site.codes, site.valid))
     w, scale = np.asarray(site.given[weight]), site.plan.weights[weight]
     rounded, shift, before, after = _solved(compiled(rounding), product.columns(w, node.attrs), scale, total)

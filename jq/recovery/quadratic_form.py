@@ -1,12 +1,12 @@
-"""The squared error of a layer's output over all data, as a quadratic form of what its weights are off.
+"""The squared error of a layer's output over all data, as a quadratic form of the error of its weights.
 
 With rows x that the quantized network gives the layer, and outputs of the float layer that are off by e where the
 weights W are kept, weights W + D with the bias b + d are off by e - x D - d, in the mean square
 
     tr(D' A D) - 2 tr(D' R) + c + |m_e - m_x D - d|^2,    A = cov(x),  R = cov(x, e),  c = var(e),
 
-so one pass over the data is all that the error needs, for as many steps as one likes. The best bias makes the last
-term zero. Not all positions are needed, as neighbours in an image are much alike.
+so one pass over the data serves any number of steps. The best bias makes the last term zero. Not all positions are
+needed, as neighbours in an image are much alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW = 32  # rows of a group, up to which sums of products cost less than small 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sums:
-    """What is added up over data, at some positions of each image."""
+    """Sums over data, at some positions of each image."""
 
     xx: Array  # (groups, K, K)
     xe: Array  # (groups, K, outputs)
@@ -53,7 +53,7 @@ class Form:
 
     @classmethod
     def of(cls, sums: Sums) -> Form:
-        """The form that sums over all data give."""
+        """The form with sums over all data."""
         x, e = sums.x / sums.count, sums.e / sums.count
         return cls(
             sums.xx / sums.count - x[:, :, None] * x[:, None, :],
@@ -72,7 +72,7 @@ class Form:
         return 2 * (_products(self.a, d) - self.r)
 
     def shift(self, d: Array) -> Array:
-        """What the best bias for such weights is off."""
+        """The change of the bias that is best for such weights."""
         return self.mean_e - self.mean_x @ d
 
 
@@ -84,9 +84,9 @@ def _products(a: Array, d: Array) -> Array:
 
 
 def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int) -> Sums:
-    """What images x add, which are off by so much from what the float network's weights w read.
+    """The sums of images x, which differ by `off` from the float network's, whose weights are w.
 
-    Outputs are off by what these weights make of that. `samples` is how many images there are in all.
+    The error of the outputs is the layer applied to `off`. `samples` is the number of images in all.
     """
     columns = linear.columns(w, attrs)
     positions = jax.eval_shape(lambda x: linear.rows(x, w, attrs, None), x[:1]).shape[0]
@@ -105,16 +105,16 @@ def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Arr
 
 
 def _thin(counted: Array, *others: Array) -> list[Array]:
-    """Sums of products of thin groups, with all groups at once, some positions at a time: so they stay in the caches."""
+    """Sums of products of thin groups, all groups at once and some positions at a time, which stay in the caches."""
     blocks = [_blocks(a) for a in (counted, *others)]
 
-    def step(found: list[Array], block: list[Array]) -> tuple[list[Array], None]:
+    def step(total: list[Array], block: list[Array]) -> tuple[list[Array], None]:
         x, *ys = block
-        return [f + sum(x[i][:, None] * y[i] for i in range(_AT_ONCE)) for f, y in zip(found, ys, strict=True)], None
+        return [f + sum(x[i][:, None] * y[i] for i in range(_AT_ONCE)) for f, y in zip(total, ys, strict=True)], None
 
     start = [jnp.zeros((counted.shape[1], *y.shape[1:]), y.dtype) for y in others]
-    found, _ = jax.lax.scan(step, start, blocks)
-    return [jnp.moveaxis(f, -1, 0) for f in found]
+    total, _ = jax.lax.scan(step, start, blocks)
+    return [jnp.moveaxis(f, -1, 0) for f in total]
 
 
 def _blocks(a: Array) -> Array:
@@ -124,7 +124,7 @@ def _blocks(a: Array) -> Array:
 
 
 def _outputs(rows: Array, columns: Array) -> Array:
-    """What columns (groups, K, outputs) make of rows (positions, K, groups): (positions, outputs, groups)."""
+    """The product of rows (positions, K, groups) and columns (groups, K, outputs): (positions, outputs, groups)."""
     if rows.shape[2] == 1:
         return (rows[..., 0] @ columns[0])[..., None]
     if rows.shape[1] <= _FEW:

@@ -1,5 +1,5 @@
-"""Reconstruction: units are tuned by gradient until, on what the quantized network gives them, they give what the
-float network does.
+"""Reconstruction: units are tuned by gradient so that, on their inputs in the quantized network, their outputs are those
+of the float network.
 
 Weights and biases are learned through their rounding, and so are thresholds, as exponents that are rounded too:
 Jain et al., Trained Quantization Thresholds, arXiv:1903.08066. Units are blocks as in Li et al., BRECQ
@@ -41,9 +41,9 @@ Array = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reconstruction:
-    """How a unit is tuned. Learning rates of weights and biases are in codes per step, at first.
+    """Settings of a unit's tuning. Learning rates of weights and biases are in codes per step, at first.
 
-    A pytree of its numbers: what is compiled hangs on the shapes of batches, and on whether inputs are mixed.
+    A pytree of its numbers: programs depend on the shapes of batches, and on whether inputs are mixed.
     """
 
     steps: int = 100
@@ -59,7 +59,7 @@ class Reconstruction:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
-    """What is learned of a unit."""
+    """The learned values of a unit."""
 
     arrays: Mapping[str, Array]  # weights and biases
     exponents: Mapping[tuple[str, ...], Array]  # of activations, those that have one together: real numbers
@@ -78,10 +78,10 @@ def tune_unit(
     importance: Mapping[str, Array],
     key: Array,
 ) -> tuple[Site, float, float]:
-    """Return the site tuned, if its error over all data is less then.
+    """Return the site tuned, if that lowers its error over all data.
 
-    `groups` of activations may be scaled by other powers of two, each as one, where that is `allowed`. Neighbouring
-    exponents are tried first; then they are learned with the weights, if what they end at is allowed.
+    `groups` of activations may have other powers of two as scales, each group as one, where that is `allowed`.
+    Neighbouring exponents are tried first; then they are learned with the weights, if the result is allowed.
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
@@ -97,36 +97,36 @@ def tune_unit(
         {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
     ]
     scale = {k: importance.get(k, jnp.ones(())) / power(y.value) / len(whole[2]) for k, y in whole[2].items()}
-    feeds = sum(int(v.sum()) for v in site.valid)
+    samples = sum(int(v.sum()) for v in site.valid)
 
-    def error(found: Tuned) -> float:
-        step = functools.partial(_error, site.unit.pattern, found, site.params, site.plan, scale)
-        return float(added(concurrently(step, site.codes, site.targets, site.valid))) / feeds
+    def error(trial: Tuned) -> float:
+        step = functools.partial(_error, site.unit.pattern, trial, site.params, site.plan, scale)
+        return float(added(concurrently(step, site.codes, site.targets, site.valid))) / samples
 
-    def moved(found: Tuned) -> Site:
-        return _moved(site, found)
+    def moved(trial: Tuned) -> Site:
+        return _moved(site, trial)
 
     old = best = error(start)
     for group in groups:
         for step in (-1, 1):
-            found = dataclasses.replace(start, exponents={**start.exponents, group: start.exponents[group] + step})
-            if allowed(moved(found)) and (new := error(found)) < best:
-                start, best = found, new
+            trial = dataclasses.replace(start, exponents={**start.exponents, group: start.exponents[group] + step})
+            if allowed(moved(trial)) and (new := error(trial)) < best:
+                start, best = trial, new
                 break
     tuned = start
     for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
-        found = _optimized(site.unit.pattern, feeds, how, start, rates_of, site.params, site.plan, scale, *whole, key)
-        found = dataclasses.replace(found, exponents={k: jnp.round(e) for k, e in found.exponents.items()})
-        if allowed(moved(found)):
-            if (new := error(found)) < best:
-                tuned, best = found, new
+        trial = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
+        trial = dataclasses.replace(trial, exponents={k: jnp.round(e) for k, e in trial.exponents.items()})
+        if allowed(moved(trial)):
+            if (new := error(trial)) < best:
+                tuned, best = trial, new
             break
     return (moved(tuned), old, best) if best < old else (site, old, old)
 
 
 def _moved(site: Site, tuned: Tuned) -> Site:
-    """The site with what was learned; what did not change stays the very same."""
+    """The site with the learned values; unchanged ones stay the same objects."""
     before = site.plan.activations
     scales = {k: np.float32(q.scale) for k, q in tuned.plan(site.plan).activations.items()}
     changed = {
@@ -136,16 +136,16 @@ def _moved(site: Site, tuned: Tuned) -> Site:
 
 
 def _step_of(site: Site, name: str) -> Array:
-    """How far apart the codes of an array are; of what is not quantized, a hundredth of its size."""
-    found: QParams | None = site.plan.weights.get(name)
-    if found is None or not isinstance(found.grid, Integer) or found.grid.bits > 16:
+    """The distance of the codes of an array; of one that is not quantized, 1/128 of its largest magnitude."""
+    qparams: QParams | None = site.plan.weights.get(name)
+    if qparams is None or not isinstance(qparams.grid, Integer) or qparams.grid.bits > 16:
         return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128
-    scale = jnp.asarray(found.scale)
-    return scale if found.axis is None else layout.along(scale, site.params[name].ndim, found.axis)
+    scale = jnp.asarray(qparams.scale)
+    return scale if qparams.axis is None else layout.along(scale, site.params[name].ndim, qparams.axis)
 
 
 def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array]) -> Array:
-    """The error of each feed: squares by channel, weighed."""
+    """The error of each sample: squares by channel, weighed."""
 
     def of(name: str) -> Array:
         weight = scale[name]
@@ -158,7 +158,7 @@ def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Arr
 
 @program(2)
 def _optimized(
-    pattern: Pattern, feeds: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
+    pattern: Pattern, samples: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
     plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
 ) -> Tuned:  # fmt: skip
     """Adam on batches, with rates that fall to zero on a cosine."""
@@ -176,9 +176,9 @@ def _optimized(
     def step(i: Array, carry: tuple[Tuned, Any]) -> tuple[Tuned, Any]:
         tuned, state = carry
         chosen, mixed = jax.random.split(jax.random.fold_in(key, i))
-        batch = min(how.batch, feeds)
+        batch = min(how.batch, samples)
         parts = batch // math.gcd(batch, how.at_once or batch)
-        index = jax.random.permutation(chosen, feeds)[:batch].reshape(parts, -1)
+        index = jax.random.permutation(chosen, samples)[:batch].reshape(parts, -1)
         gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p), (index, jax.random.split(mixed, parts)))
         update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
         return jax.tree.map(lambda v, u, r: v - falling(r, i, how.steps) * u, tuned, update, rates), state
@@ -201,7 +201,7 @@ def _error(
 
 
 def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key: Array) -> dict[str, Array]:
-    """Return how much each channel of the units' outputs counts in those of the network, 1 on average.
+    """Return the importance of each channel of the units' outputs for those of the network, 1 on average.
 
     The squared gradient of a random projection of the outputs is, on average, the diagonal of J'J.
     """
@@ -216,7 +216,7 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
             continue
         draw = jax.random.normal(jax.random.fold_in(key, i), seen[value.name].shape)
         back[value.name] = draw / jnp.sqrt(jnp.mean(jnp.square(seen[value.name])) + 1e-30)
-    found: dict[str, Array] = {}
+    counts: dict[str, Array] = {}
     for unit in reversed(parts):
         if not all(jnp.issubdtype(seen[t].dtype, jnp.floating) for t in (*unit.inputs, *unit.outputs)):
             continue  # no gradient passes integers
@@ -229,10 +229,10 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
             channels = (
                 jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
             )
-            found[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
+            counts[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
         for t, g in unit.outside(pulled).items():
             back[t] = back[t] + g if t in back else g
-    return found
+    return counts
 
 
 @program(1)

@@ -1,7 +1,7 @@
-"""From the inputs to the outputs of a network, unit by unit, with what both networks make of the data.
+"""From the inputs to the outputs of a network, unit by unit, with the tensors of the float and the quantized network.
 
-Each unit is tuned on what the quantized network, all before it already tuned, gives it, towards what the float
-network gives after it. Both streams are carried on from unit to unit, so that the cost is linear in depth.
+Each unit is tuned on its inputs in the quantized network, all before it already tuned, towards its outputs in the
+float network. Both streams are carried on from unit to unit, so that the cost is linear in depth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FREED = 64 << 20  # bytes that are worth giving back to the system
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """A unit with what flows through it, by the names of its pattern; lists are of chunks of the data."""
+    """A unit with its tensors, by the names of its pattern; lists are of chunks of the data."""
 
     unit: Unit
     given: dict[str, Array]  # weights of the float network
@@ -50,12 +50,12 @@ class Site:
     codes: list[Tensors]  # and in the quantized one
     targets: list[Tensors]  # outputs of the float network
     means: list[Any]  # and of its one layer, in the float network
-    valid: list[np.ndarray]  # of each chunk, which of its feeds are not there twice
+    valid: list[np.ndarray]  # of each chunk, which of its samples are there for the first time
     index: int
-    feeds: int  # how many there are in all chunks
+    samples: int  # in all chunks
 
     def quantized_means(self, chunks: slice) -> Means:
-        """Those of the unit's one layer, of some chunks."""
+        """The means of the unit's one layer, of some chunks."""
         step = functools.partial(_quantized_means, self.unit.pattern, self.unit.watched, self.params, self.plan)
         return added(concurrently(step, self.codes[chunks], self.valid[chunks]))
 
@@ -66,7 +66,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What became of a unit: its error before and after, by its method's own measure, and if it was kept."""
+    """The result of a unit: its error before and after, by its method's own measure."""
 
     unit: str
     before: float
@@ -91,11 +91,11 @@ def walk(
 ) -> tuple[dict[str, Any], Plan]:
     """Return params and plan after every unit is tuned in turn.
 
-    `done` hears of each unit what changed, and says whether there is time for more; those left are only passed.
-    `skip` holds what an earlier run changed. `limit` is how many chunks are used, all by default.
+    `done` is called with the changes of each unit, and returns whether there is time for more; the units left are only
+    passed. `skip` holds the changes of an earlier run. `limit` is the number of chunks that are used, all by default.
     """
     params, goes_on = dict(params), True
-    _release()  # what came before, calibration say, has left as much as the largest unit needs
+    _release()  # calibration before it leaves as much as the largest unit needs
     inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
     floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
     codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
@@ -124,11 +124,11 @@ def walk(
             means=[],
             valid=valid,
             index=i,
-            feeds=sum(map(len, store.valid)),
+            samples=sum(map(len, store.valid)),
         )
         step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
         made = list(concurrently(step, site.floats, valid))
-        site = site.replace(targets=[target for target, _ in made], means=[found for _, found in made])
+        site = site.replace(targets=[target for target, _ in made], means=[mean for _, mean in made])
         if skip is not None and i in skip:
             arrays, scales = skip[i]
             site = site.replace(params=site.params | unit.inside(arrays)).replace(
@@ -151,7 +151,7 @@ def walk(
             codes[t] = store.keep([chunk[names[t]] for chunk in coded])
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
-        del site, made, coded  # with all that flowed through the unit
+        del site, made, coded  # with all tensors of the unit
         freed += unit.feed_bytes * sum(map(len, valid))
         if freed > _FREED:
             _release()
@@ -196,12 +196,12 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
 
 
 def added(parts: Iterable[Any]) -> Any:
-    """The sum of what chunks gave: it is small, so the host adds it, for which nothing is compiled."""
+    """The sum of the results of chunks: they are small, so the host adds them, which compiles nothing."""
     return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), parts)
 
 
 def _release() -> None:
-    """Give the system back what was freed: glibc keeps it, several times what is in use as sizes change by unit."""
+    """Return freed memory to the system: glibc keeps several times the memory in use, as sizes change by unit."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -220,13 +220,13 @@ def _floating(
     pattern: Pattern, layer: int | None, params: Mapping[str, Array], results: Mapping[str, QParams], inputs: Tensors,
     valid: Array,
 ) -> tuple[Tensors, Means | None]:  # fmt: skip
-    """What the float network makes of a chunk, and the means of its one layer."""
+    """The float network's outputs on a chunk, and the means of its one layer."""
     made = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
     kept = {k: Kept.halved(v, results.get(k)) for k, v in made.items()}
     if layer is None:
         return kept, None
-    found = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
-    return kept, found.flat()
+    mean = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
+    return kept, mean.flat()
 
 
 @program(1)

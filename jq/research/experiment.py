@@ -1,4 +1,4 @@
-"""What an ablation is: models with their data, configs, seeds; in code, or read from a file."""
+"""Ablations as data: models with their data, configs and seeds, in code or read from a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SAMPLES = 128  # of the bundled calibration set, where a file does not say how 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Subject:
-    """A float model, what it is calibrated and tuned on, and what it is evaluated on."""
+    """A float model, with the data for calibration and tuning, and those for evaluation."""
 
     model: ModelLike
     data: Any = None  # as `jq.calibrate` takes it
-    evaluation: Any = None  # likewise; without it the data are taken
+    evaluation: Any = None  # likewise; `data` by default
     labels: np.ndarray | None = None  # of the evaluation's samples
 
     @classmethod
@@ -55,12 +55,12 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("subjects", "configs", "seeds"):
             if not getattr(self, name):
-                raise ConfigError(f"the experiment has no {name}")
+                raise ConfigError(f"an experiment needs {name}; got none")
         for seed in self.seeds:
             if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-                raise ConfigError(f"seed {seed!r}: expected a whole number, 0 or more")
+                raise ConfigError(f"seeds needs whole numbers at least 0; got {seed!r}")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"seeds are {list(self.seeds)}: one is there twice")
+            raise ConfigError(f"seeds needs each seed once; got {list(self.seeds)}")
 
 
 def grid(base: QuantConfig | str = "XINT8", **options: Sequence[Any]) -> dict[str, QuantConfig]:
@@ -69,30 +69,30 @@ def grid(base: QuantConfig | str = "XINT8", **options: Sequence[Any]) -> dict[st
     >>> list(grid("XINT8", finetune=["adaround", "block"], finetune_steps=[50]))
     ['finetune=adaround', 'finetune=block']
     """
-    start, found = resolve(base), {}
+    start, configs = resolve(base), dict[str, QuantConfig]()
     for name, values in options.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"{name} of the grid is {values!r}; expected a list of values")
+            raise ConfigError(f"grid.{name} needs a list of values; got {values!r}")
     named = {k for k, v in options.items() if len(v) > 1} or options.keys()
     for values in itertools.product(*options.values()):
         name = " ".join(f"{k}={v}" for k, v in zip(options, values, strict=True) if k in named)
-        if name in found:
-            raise ConfigError(f"the grid has {name} twice")
-        found[name] = start.replace(**dict(zip(options, values, strict=True)))
-    return found
+        if name in configs:
+            raise ConfigError(f"a grid needs each value once; got {name} twice")
+        configs[name] = start.replace(**dict(zip(options, values, strict=True)))
+    return configs
 
 
 def read_experiment(path: str | os.PathLike[str], only: Collection[str] = ()) -> Experiment:
-    """Return the experiment that a .toml file describes, or that a .py file calls `experiment`; with some models only.
+    """Return the experiment of a .toml file, or of the name `experiment` in a .py file; `only` selects models.
 
-    Paths in a TOML file are seen from its folder, and may hold variables of the environment ($ZOO/model.onnx).
+    Paths in a TOML file are relative to its folder, and may hold environment variables ($ZOO/model.onnx).
     """
     path = Path(path)
     if path.suffix == ".py":
-        found = runpy.run_path(str(path)).get("experiment") if path.is_file() else None
-        if not isinstance(found, Experiment):
-            raise ConfigError(f"{path}: expected a script that sets `experiment` to a jq.research.Experiment")
-        return dataclasses.replace(found, subjects=_those(found.subjects, only))
+        experiment = runpy.run_path(str(path)).get("experiment") if path.is_file() else None
+        if not isinstance(experiment, Experiment):
+            raise ConfigError(f"{path} needs a script that sets `experiment` to a jq.research.Experiment")
+        return dataclasses.replace(experiment, subjects=_those(experiment.subjects, only))
     try:
         document = tomllib.loads(path.read_text())
     except OSError as error:
@@ -106,7 +106,7 @@ def read_experiment(path: str | os.PathLike[str], only: Collection[str] = ()) ->
 
 
 def _those(subjects: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]:
-    """Those that are wanted, by default all."""
+    """The selected models, by default all."""
     for name in only:
         if name not in subjects:
             raise ConfigError(f"no model {name!r}.{suggest(name, subjects)} There are: {', '.join(subjects)}")
@@ -124,11 +124,11 @@ def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]
         base = options.pop("preset", "XINT8")
         if not all(isinstance(v, list) for v in options.values()):
             name = next(k for k, v in options.items() if not isinstance(v, list))
-            raise ConfigError(f"grid.{name} is {options[name]!r}; expected a list of values")
+            raise ConfigError(f"grid.{name} needs a list of values; got {options[name]!r}")
         configs |= grid(base, **{k: [_value(k, v) for v in values] for k, values in options.items()})
     for name, options in document.get("configs", {}).items():
         if not isinstance(options, dict):
-            raise ConfigError(f"configs.{name} is {options!r}; expected a table of options")
+            raise ConfigError(f"configs.{name} needs a table of options; got {options!r}")
         changes = {k: _value(k, v) for k, v in options.items() if k != "preset"}
         configs[name] = resolve(options.get("preset", "XINT8")).replace(**changes)
     return Experiment(subjects=subjects, configs=configs, seeds=document.get("seeds", [0]))
@@ -136,11 +136,11 @@ def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]
 
 def _subject(name: str, entry: Any, samples: int, folder: Path) -> Subject:
     if not isinstance(entry, dict):
-        raise ConfigError(f"models.{name} is {entry!r}; expected a table")
+        raise ConfigError(f"models.{name} needs a table; got {entry!r}")
     _check(entry, {"path": str, "data": str, "evaluation": str, "labels": str, "label_offset": int}, f"models.{name}.")
     if "path" not in entry:
         if entry:
-            raise ConfigError(f"models.{name} has no path")
+            raise ConfigError(f"models.{name} needs a path; got {', '.join(entry)}")
         return Subject.bundled(name, samples)
     places = {k: _place(entry[k], folder) for k in ("path", "data", "evaluation", "labels") if k in entry}
     labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0)).values
@@ -150,10 +150,10 @@ def _subject(name: str, entry: Any, samples: int, folder: Path) -> Subject:
 
 
 def _place(text: str, folder: Path) -> Path:
-    found = os.path.expandvars(text)
-    if missing := re.search(r"\$\{?(\w+)", found):
-        raise ConfigError(f"{text!r}: the environment has no {missing[1]}; set it to the folder that is meant")
-    place = folder / found
+    expanded = os.path.expandvars(text)
+    if missing := re.search(r"\$\{?(\w+)", expanded):
+        raise ConfigError(f"{text!r} needs the environment variable {missing[1]}; set it to a folder")
+    place = folder / expanded
     if not place.exists():
         raise DataError(f"{place} is not there")
     return place
@@ -172,4 +172,4 @@ def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> No
         if not isinstance(value, known[name]) or isinstance(value, bool):
             kinds = known[name] if isinstance(known[name], tuple) else (known[name],)
             words = " or ".join({list: "a list", dict: "a table", str: "text", int: "a whole number"}[k] for k in kinds)
-            raise ConfigError(f"{where}{name} is {value!r}; expected {words}")
+            raise ConfigError(f"{where}{name} needs {words}; got {value!r}")

@@ -1,20 +1,20 @@
 """Cross-layer equalization by powers of two alone, as an integer program over the channels' exponents.
 
 Such factors change no value of the float network by a bit, where no Clip is on the way, and need no channel's scale in
-the file. What is least is the noise that `jq.equalize` predicts. Which exponent n_c each channel c has and which step
-2^k_t each tensor t is rounded with is decided together: with the noise f_t(k, c, n) of channel c in tensor t,
+the file. The objective is the noise that `jq.equalize` predicts. The exponent n_c of each channel c and the step 2^k_t
+of each tensor t are decided together: with the noise f_t(k, c, n) of channel c in tensor t,
 
     minimize  sum over t, c of f_t(k_t, c, n_c),
 
-where a step must reach what it rounds: with clipping allowed, fashion_mobilenet loses 1.2 dB. Less noise is predicted,
-not promised: what a prediction takes for noise is one rounding of few weights. So the network is quantized with these
-factors and without, and what comes closer to the floats, on the data, is taken. Factors that may be anything, as those
-of `jq.equalize`, are better on both bundled models (experiments/results/pow2_factors.jsonl).
+where a step must reach all values: with clipping allowed, fashion_mobilenet loses 1.2 dB. The prediction may be wrong,
+as it takes one rounding of few weights for noise. So the network is quantized with these factors and without, and the
+one nearer to the floats, on the data, is taken. Any positive factors, as of `jq.equalize`, are better on both bundled
+models (experiments/results/pow2_factors.jsonl).
 
-Once the steps are chosen, every channel is by itself; once the factors of other groups are, only the tensors that a
-group's channels are in hang together. So the program falls into one for each group of channels, which is solved
-exactly: over all combinations of steps where they are few, else by SciPy's solver of mixed integer programs. Groups
-take turns until nothing gets better.
+With the steps chosen, channels are independent; with the factors of other groups chosen, only the tensors of a group's
+own channels depend on each other. So the program falls into one for each group of channels, which is solved exactly: over
+all combinations of steps where they are few, else by SciPy's solver of mixed integer programs. Groups take turns
+until nothing gets better.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _SECONDS = 10.0  # for a group's program; what the solver has found by then is t
 
 
 def equalize_pow2(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None) -> Graph:
-    """Return a prepared graph whose channels have factors that are powers of two, with the least noise that is predicted.
+    """Return a prepared graph whose channels have powers of two as factors, with the least predicted noise.
 
-    What `jq.equalize` takes and gives, but for the factors: the function of the graph stays bit by bit, where no Clip is
-    between the layers. The graph itself if nothing is better, which is measured if there are data.
+    As `jq.equalize`, but the function of the graph stays bit by bit, where no Clip is between the layers. The graph
+    itself is returned if nothing is better, which is measured if there are data.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -61,14 +61,14 @@ def equalize_pow2(graph: Graph, config: QuantConfig | str = "XINT8", data: Any =
     """
     config = resolve(config)
     if config.scale != "power_of_two":
-        raise ConfigError(f"scale is {config.scale!r}: the steps of this program are powers of two")
+        raise ConfigError(f"equalize_pow2 needs scale='power_of_two'; got {config.scale!r}; take `jq.equalize`")
     data = None if data is None else readable_again(data, graph.inputs, config.seed)
     noise = predicted_noise(graph, config, data)
     exponents = np.zeros(1) if noise is None else integer_exponents(noise)
     if noise is None or not exponents.any():
         return graph
-    found = scaled(graph, noise.groups, np.exp2(exponents))
-    return found if data is None or _lost(found, config, data) < _lost(graph, config, data) else graph
+    equalized = scaled(graph, noise.groups, np.exp2(exponents))
+    return equalized if data is None or _lost(equalized, config, data) < _lost(graph, config, data) else graph
 
 
 def _lost(graph: Graph, config: QuantConfig, data: Any) -> float:
@@ -81,7 +81,7 @@ def _lost(graph: Graph, config: QuantConfig, data: Any) -> float:
 
 
 def integer_exponents(noise: Noise) -> np.ndarray:
-    """Return the exponents [classes] with which the least noise is predicted; zeros if none are better."""
+    """Return the exponents [classes] of least predicted noise; zeros if none are better."""
     group, most = noise.groups.group, np.floor(np.log2(limits(noise)))
     near = np.log2(optimum := optimize(noise)), np.log2(choose(noise, optimum))
     starts = [np.zeros(len(group)), *(np.minimum(np.rint(n), most) for n in near)]
@@ -95,17 +95,17 @@ def integer_exponents(noise: Noise) -> np.ndarray:
         for classes in members:
             costs = [c for t in tensors if (c := _costs(t, now, classes)) is not None]
             barred = now[classes, None] + _NEAR > most[classes, None]
-            found = now.copy()
-            found[classes] += _NEAR[cheapest([np.where(barred, np.inf, c) for c in costs])] if costs else 0
-            if noise.total(np.exp2(found)) < noise.total(np.exp2(now)):
-                now = found
+            trial = now.copy()
+            trial[classes] += _NEAR[cheapest([np.where(barred, np.inf, c) for c in costs])] if costs else 0
+            if noise.total(np.exp2(trial)) < noise.total(np.exp2(now)):
+                now = trial
         if noise.total(np.exp2(now)) >= before:
             break
     return now.astype(np.int64)
 
 
 def cheapest(costs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the choice n [channels] that makes the least of sum_t min_k sum_c costs[t][k, c, n_c]; inf is forbidden.
+    """Return the choice n [channels] that minimizes sum_t min_k sum_c costs[t][k, c, n_c]; inf is forbidden.
 
     >>> cheapest([np.array([[[0.0, 4.0]], [[9.0, 1.0]]]), np.array([[[2.0, 0.0]]])])
     array([1])
@@ -115,13 +115,13 @@ def cheapest(costs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_steps(costs: Sequence[np.ndarray]) -> np.ndarray:
-    """Every combination of steps in turn: then channels are by themselves."""
-    best, found = np.inf, np.zeros(costs[0].shape[1], np.int64)
+    """The same over every combination of steps, with each of which channels are independent."""
+    best, choice = np.inf, np.zeros(costs[0].shape[1], np.int64)
     for steps in itertools.product(*(range(len(c)) for c in costs)):
         together = np.sum([c[k] for c, k in zip(costs, steps, strict=True)], axis=0)
         if (total := together.min(1).sum()) < best:
-            best, found = total, together.argmin(1)
-    return found
+            best, choice = total, together.argmin(1)
+    return choice
 
 
 def by_program(costs: Sequence[np.ndarray], seconds: float = _SECONDS) -> np.ndarray:
@@ -158,24 +158,24 @@ def by_program(costs: Sequence[np.ndarray], seconds: float = _SECONDS) -> np.nda
     upper = np.where(np.isfinite(cost), 1.0, 0.0)
     cost = np.where(np.isfinite(cost), cost, 0.0)
     whole = np.arange(starts[-1]) < starts[0]
-    found = milp(
+    solution = milp(
         cost / max(cost.max(), 1e-300), integrality=whole, bounds=Bounds(0, upper), options={"time_limit": seconds},
         constraints=LinearConstraint(matrix, np.concatenate(right), np.concatenate(right)),
     )  # fmt: skip
-    return found.x[z].argmax(1) if found.x is not None else np.full(channels, choices // 2)
+    return solution.x[z].argmax(1) if solution.x is not None else np.full(channels, choices // 2)
 
 
 def _costs(tensor: Activation | Weight, now: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
-    """The noise [steps, classes, choices] of a tensor in which these classes are; None if they are not.
+    """The noise [steps, classes, choices] of a tensor that has channels of these classes; None if it has none.
 
-    A step that does not reach a channel is forbidden to it. What is not of the group is put to the first class.
+    A step that does not reach a channel is forbidden to it. The noise of other channels counts to the first class.
     """
     index = np.full(len(now), -1)
     index[classes] = np.arange(len(classes))
-    found = _activation(tensor, now, index) if isinstance(tensor, Activation) else _weight(tensor, now, index)
-    if found is None:
+    shares = _activation(tensor, now, index) if isinstance(tensor, Activation) else _weight(tensor, now, index)
+    if shares is None:
         return None
-    own, reach, noise = found
+    own, reach, noise = shares
     reaches = np.zeros((len(classes), len(_NEAR)))
     np.maximum.at(reaches, own, reach)
     least, most = (np.ceil(np.log2(max(r, 1e-30) / tensor.grid.codes)) for r in (reaches.max(0).min(), reaches.max()))
@@ -187,19 +187,17 @@ def _costs(tensor: Activation | Weight, now: np.ndarray, classes: np.ndarray) ->
     return costs
 
 
-_Found: TypeAlias = tuple[
+_Shares: TypeAlias = tuple[
     np.ndarray, np.ndarray, Callable[[float], np.ndarray]
 ]  # classes, and of each choice, reach and noise
 
 
-def _activation(tensor: Activation, now: np.ndarray, index: np.ndarray) -> _Found | None:
+def _activation(tensor: Activation, now: np.ndarray, index: np.ndarray) -> _Shares | None:
     own, seen = index[tensor.classes], tensor.seen
     if (own < 0).all():
         return None
     f = np.exp2(now[tensor.classes][:, None] + np.where(own[:, None] >= 0, _NEAR, 0))
-    reach, passed = seen.reach[:, None] * f, np.zeros_like(f)
-    if tensor.bound is not None:
-        reach, passed = np.minimum(reach, tensor.bound), np.stack([tensor.passed(column) for column in f.T], 1)
+    reach, passed = np.minimum(seen.reach[:, None] * f, tensor.bound), np.stack([tensor.passed(s) for s in f.T], 1)
 
     def noise(step: float) -> np.ndarray:
         rounding = np.minimum(np.square(step / f) / 12 * seen.active[:, None], seen.power[:, None])
@@ -208,8 +206,8 @@ def _activation(tensor: Activation, now: np.ndarray, index: np.ndarray) -> _Foun
     return np.maximum(own, 0), reach, noise
 
 
-def _weight(tensor: Weight, now: np.ndarray, index: np.ndarray) -> _Found | None:
-    """Where both what a weight reads and what it makes are of the group, what it reads stays as it is."""
+def _weight(tensor: Weight, now: np.ndarray, index: np.ndarray) -> _Shares | None:
+    """The same; where a weight reads and makes channels of the group, those that it reads keep their factors."""
     shape = tensor.kernels.shape
     own = np.broadcast_to(index[tensor.made][:, None], shape)
     sign = 1

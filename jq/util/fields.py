@@ -19,7 +19,7 @@ _NAMES = {bool: ("True or False",) * 2, str: ("a name", "names"), int: ("a whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a field is and, beyond its type, what it may hold."""
+    """The text of a field, and the values that it may hold beyond its type."""
 
     text: str
     among: Collection[str] = ()  # the names that it may hold; with `valid`, those to suggest
@@ -71,15 +71,13 @@ class Declared:
             return f"{whole}s of {inner}" if many else f"a {whole} of {inner}"
         if kind is str and self.among:
             return f"{'' if many else 'one of '}{', '.join(self.among)}"
-        bounds = [f" above {self.above}"] * (self.above > -math.inf) + [f" at least {self.least}"] * (
-            self.least > -math.inf
-        )
-        bounds += [f" at most {self.most}"] * (self.most < math.inf)
-        return _NAMES[kind][many] + ",".join(bounds if kind in (int, float) else ())
+        bounds = (("above", self.above), ("at least", self.least), ("at most", self.most))
+        limits = [f" {word} {bound}" for word, bound in bounds if kind in (int, float) and math.isfinite(bound)]
+        return _NAMES[kind][many] + ",".join(limits)
 
 
 def field(default: Any, text: str, **declared: Any) -> Any:
-    """Return a dataclass's field with its default, its text and what it may hold (`Declared`)."""
+    """Return a dataclass's field with its default, its text and the values that it may hold (`Declared`)."""
     return dataclasses.field(default=default, metadata={"declared": Declared(text=text, **declared)})
 
 

@@ -109,7 +109,7 @@ def test_no_factor_is_as_good_as_it_gets():
 
 
 def test_float_scales_are_refused():
-    with pytest.raises(jq.ConfigError, match="powers of two"):
+    with pytest.raises(jq.ConfigError, match="needs scale='power_of_two'"):
         equalize_pow2(residual(), "A8W8", images())
 
 

@@ -1,10 +1,8 @@
-"""Which factors are good: of all classes at once, by the noise that they leave.
+"""The factors of all classes that minimize the predicted noise, a geometric program (see the package's docstring).
 
-The largest value of each tensor decides its step, and each channel's factor what that step costs it. In the
-logarithms of the factors, ranges are maxima of linear functions and the noise is a sum of exponentials of them: a
-convex function, but for what Clips pass. Adam goes down its slope, where maxima are p-norms that sharpen from round
-to round. What a weight's range is made of are the elements that are largest in their row or column, found anew in
-each round.
+In the logarithms of the factors the logarithm of the noise is convex, except for what Clips pass. Adam descends it, with
+maxima as p-norms that sharpen from round to round. A weight's range is taken over the elements that are largest in
+their row or column, chosen anew in each round.
 """
 
 from __future__ import annotations
@@ -43,13 +41,13 @@ def optimize(noise: Noise) -> np.ndarray:
 
 
 def limits(noise: Noise) -> np.ndarray:
-    """The largest factors [classes] with which no Clip cuts what it did not cut before, on the data that were seen."""
-    found = np.full(noise.groups.count, np.inf)
+    """The largest factors [classes] with which no Clip cuts more than before, on the data that were seen."""
+    factors = np.full(noise.groups.count, np.inf)
     for tensor in noise.activations:
-        if tensor.bound is not None:
+        if tensor.bound < np.inf:
             reach = np.clip(tensor.seen.reach, 2.0**-20 * tensor.bound, tensor.bound)
-            np.minimum.at(found, tensor.classes, tensor.bound / reach)
-    return found
+            np.minimum.at(factors, tensor.classes, tensor.bound / reach)
+    return factors
 
 
 def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
@@ -61,12 +59,11 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
     parts = _Parts()
     for tensor in noise.activations:
         f, classes = s[tensor.classes], tensor.classes
-        bound = np.inf if tensor.bound is None else tensor.bound
         parts.tensor(tensor.grid.codes)
-        parts.put("ranges", tensor.seen.reach * f, classes, FIXED, cap=bound)
+        parts.put("ranges", tensor.seen.reach * f, classes, FIXED, cap=tensor.bound)
         parts.put("ups", tensor.importance.white * tensor.seen.active / f**2, classes, FIXED)
         parts.put("downs", np.ones(1), FIXED, FIXED)
-        if tensor.bound is not None:
+        if tensor.bound < np.inf:
             amount = tensor.importance.white * tensor.seen.beyond
             parts.put("passed", amount, classes, FIXED, bound=tensor.bound / tensor.tail, now=f)
     for weight in noise.weights:
@@ -87,7 +84,7 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
 
 
 class _Parts:
-    """Lists of what sums over tensors are made of."""
+    """The terms of sums over tensors, as lists."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, np.ndarray]]] = {k: [] for k in ("ranges", "ups", "downs", "passed")}
@@ -98,28 +95,28 @@ class _Parts:
         self.codes.append(codes)
 
     def put(self, name: str, value: np.ndarray, over: Any, under: Any, **more: Any) -> None:
-        """Values of the tensor, with the classes whose factors they are multiplied and divided by."""
+        """Add values of the tensor, with the classes whose factors multiply and divide them."""
         whole = {"over": over, "under": under, "tensor": len(self.codes) - 1, **more}
         arrays = {k: np.ravel(np.broadcast_to(v, value.shape)) for k, v in whole.items()}
         self.lists[name].append({"value": np.ravel(value), **arrays})
 
     def joined(self) -> dict[str, Arrays]:
         """All tensors' values as one array each, in the types that JAX computes in; ranges as parts of the largest."""
-        found = {
+        joined = {
             name: {k: np.concatenate([part[k] for part in parts]) for k in parts[0]} if parts else {}
             for name, parts in self.lists.items()
         }
-        ranges, reach = found["ranges"], np.full(len(self.codes), _TINY)
+        ranges, reach = joined["ranges"], np.full(len(self.codes), _TINY)
         np.maximum.at(reach, ranges["tensor"], np.minimum(ranges["value"], ranges["cap"]))
         for key in ("value", "cap"):
             ranges[key] = np.minimum(ranges[key] / reach[ranges["tensor"]], 1 / _TINY)
-        found["steps"] = {"squares": np.square(reach / np.array(self.codes)) / 12}
-        return jax.tree.map(lambda v: v.astype(np.float32 if v.dtype.kind == "f" else np.int32), found)
+        joined["steps"] = {"squares": np.square(reach / np.array(self.codes)) / 12}
+        return jax.tree.map(lambda v: v.astype(np.float32 if v.dtype.kind == "f" else np.int32), joined)
 
 
 @jax.jit
 def _descend(problem: dict[str, Arrays], room: jax.Array, sharpness: jax.Array, rate: jax.Array) -> jax.Array:
-    """The logarithms, at most `room`, that Adam's steps lead to."""
+    """The logarithms, at most `room`, after Adam's steps."""
     slope = jax.grad(lambda z: jnp.log(_noise(problem, z, sharpness)))
     a, b = _DECAY
 
@@ -135,7 +132,7 @@ def _descend(problem: dict[str, Arrays], room: jax.Array, sharpness: jax.Array, 
 
 
 def _noise(problem: dict[str, Arrays], z: jax.Array, p: jax.Array) -> jax.Array:
-    """The predicted noise, of ranges as p-norms."""
+    """The predicted noise with ranges as p-norms."""
     squares = problem["steps"]["squares"]
     sums = functools.partial(jax.ops.segment_sum, num_segments=len(squares), indices_are_sorted=True)
 

@@ -1,9 +1,9 @@
-"""How much noise rounding to few bits will add, predicted from channels and weights, for any factors.
+"""Predicted noise of rounding to few bits, from channels and weights, for any factors.
 
-A tensor with one scale has the rounding error step^2 / 12 in every channel, and the step is that of its largest
-channel. Of channel c with the factor s_c that is step^2 / 12 / s_c^2 as the original would have it. Of a weight, each
-product's error has the power of what it multiplies; of a bias, it is a constant. What an error does to the outputs
-of the network is told by the weights on its way: see `importance`.
+A tensor with one scale has the rounding error step^2 / 12 in every channel, where its largest channel decides the step.
+In the original's units, channel c with the factor s_c has step^2 / 12 / s_c^2. The error of a weight is multiplied by
+its input, and has its power; the error of a bias is a constant. How much of an error reaches the outputs of the
+network depends on the weights on its way: see `importance`.
 """
 
 from __future__ import annotations
@@ -28,37 +28,35 @@ _CANDIDATES = np.array(MINMSE[:3])  # the two finest clip most of a range, and h
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Importance:
-    """By what factor the noise power of a channel counts in the end: its part of the power of the outputs."""
+    """Weights of the noise power of channels: the part of the outputs' power that it becomes."""
 
     white: np.ndarray  # of noise that differs from pixel to pixel
     steady: np.ndarray  # of a constant
 
     @property
     def mixed(self) -> np.ndarray:
-        """Of noise between the two, as a weight's error is: it changes with the image, but little."""
+        """The mean of both, for the error of a weight: it changes with the image, but little."""
         return (self.white + self.steady) / 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Activation:
-    """A tensor that is rounded, and the noise that this adds."""
+    """An activation that is rounded."""
 
     name: str
     classes: np.ndarray  # [C]
     seen: Channels
     importance: Importance
-    bound: float | None  # of the Clip that makes it
+    bound: float  # of the Clip that makes it; inf without one
     grid: Grid
 
     def noise(self, factors: np.ndarray) -> float:
-        """The predicted noise with these factors of all classes, with what its Clip no longer cuts."""
+        """The predicted noise with these factors of all classes, including what its Clip no longer cuts."""
         f, seen = factors[self.classes], self.seen
-        reach, passed = seen.reach, np.zeros(1)
-        if self.bound is not None:
-            reach, passed = np.minimum(reach, self.bound / f), self.passed(f)
+        reach, passed = np.minimum(seen.reach, self.bound / f), self.passed(f)
         steps = self.grid.steps(float((reach * f).max(initial=0)))[:, None]
-        # What the largest code cuts off, of values that are distributed exponentially; of a channel that is less
-        # than half a step, nothing is left but its own power.
+        # `cut` is beyond the largest code, with values distributed exponentially. A channel of less than half a step
+        # is lost, with its own power.
         largest = self.grid.codes * steps / f
         mean = np.sqrt(np.maximum(seen.power, _TINY) / (2 * np.maximum(seen.active, 1e-3)))
         cut = np.where(largest < reach, seen.power * np.exp(-largest / mean), 0)
@@ -67,25 +65,25 @@ class Activation:
         return float(((noise[best] + passed) * self.importance.white).sum())
 
     def passed(self, f: np.ndarray) -> np.ndarray:
-        """The mean square of what a Clip at its bound b passes of channels with factors f < 1, which it cuts at b / f."""
-        assert self.bound is not None
+        """The mean square that a Clip at the bound b adds to channels with factors f < 1, which it cuts at b / f."""
+        if self.bound == np.inf:
+            return np.zeros_like(f)
         u = self.bound * np.maximum(1 / f - 1, 0) / self.tail
         return self.seen.beyond * (1 - np.exp(-u) * (1 + u))
 
     @property
     def tail(self) -> np.ndarray:
-        """The mean of what exceeds a Clip's bound, of the values that do, as if distributed exponentially."""
-        assert self.bound is not None
+        """The mean excess over the Clip's bound, of values beyond it, as if distributed exponentially."""
         return np.maximum(self.seen.beyond / np.maximum(2 * self.seen.over, _TINY), 1e-3 * self.bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """The weight of a layer, or its bias as a weight of ones, and the noise that rounding it adds."""
+    """A weight of a layer, or its bias as the weight of an input of ones, that is rounded."""
 
     made: np.ndarray  # classes of the outputs [O]
-    read: np.ndarray  # classes of what the elements multiply [O or 1, J]
-    power: np.ndarray  # and its power
+    read: np.ndarray  # classes of the inputs that the elements multiply [O or 1, J]
+    power: np.ndarray  # of these inputs
     size: np.ndarray  # magnitudes [O, J, K]
     importance: np.ndarray  # of the outputs [O]
     grid: Grid
@@ -128,7 +126,7 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
-    """All that is rounded."""
+    """The tensors that are rounded, and the noise that they add together."""
 
     groups: Groups
     activations: tuple[Activation, ...]
@@ -150,7 +148,7 @@ class Noise:
 
 
 def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: QuantConfig) -> Noise:
-    """Return what a config rounds in a graph."""
+    """Return the noise of all tensors that a config rounds in a graph."""
     important = importance(graph, groups, seen)
     grids = [
         Grid((1 << f.bits - 1) - 1.0 if isinstance(f, Integer) else 127.0, config.scale == "power_of_two")
@@ -164,9 +162,9 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
         if name in seen and name in important and name not in unrounded:
             source = pooled.get(name, name)  # whose step it has
             reach = seen[source].reach if source in seen else seen[name].reach
-            found = dataclasses.replace(seen[name], reach=reach)
-            bound = bounds.get(source) if source in seen else None
-            activations.append(Activation(name, groups.channels[name], found, important[name], bound, grids[0]))
+            channels = dataclasses.replace(seen[name], reach=reach)
+            bound = bounds.get(source, np.inf) if source in seen else np.inf
+            activations.append(Activation(name, groups.channels[name], channels, important[name], bound, grids[0]))
     weights = []
     for layer in groups.layers:
         if layer.y not in important:
@@ -184,13 +182,13 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
 
 
 def _moved(graph: Graph) -> set[str]:
-    """Tensors that hold values of others that are rounded."""
+    """Tensors that hold the rounded values of others."""
     rules = [(node, rule_of(graph, node)) for node in graph.nodes]
     return {o for node, rule in rules if rule is not None and rule.shares for o in node.outputs}
 
 
 def _pooled(graph: Graph) -> dict[str, str]:
-    """Averages that have the step of what they are taken of, which the NPU's pools need."""
+    """Averages that have the step of their inputs, as the NPU's pools need; output -> input."""
     pools = [n for n in graph.nodes if n.op_type in ("AveragePool", "GlobalAveragePool") and not n.domain]
     return {n.outputs[0]: n.inputs[0] for n in pools}
 
@@ -207,41 +205,41 @@ def importance(graph: Graph, groups: Groups, seen: Mapping[str, Channels]) -> di
     for name in graph.output_names:
         backwards.spread(name, 1.0)
     for node in reversed(graph.nodes):
-        y = next((o for o in node.outputs if o in backwards.found), None)
+        y = next((o for o in node.outputs if o in backwards.importance), None)
         if node in layers and y is not None:
             backwards.layer(layers[node])
         elif y is None or not backwards.follow(node):
             for name in dict.fromkeys(node.reads()):
                 backwards.spread(name, 1.0 if y is None else backwards.parts[y])
-    return backwards.found
+    return backwards.importance
 
 
 class _Backwards:
-    """Importance on its way from the outputs, and which part of the outputs' power it makes of each tensor."""
+    """Importance, carried from the outputs backwards, and the part of the outputs' power of each tensor."""
 
     def __init__(self, groups: Groups, seen: Mapping[str, Channels]) -> None:
         self.channels, self.seen = groups.channels, seen
-        self.found: dict[str, Importance] = {}
+        self.importance: dict[str, Importance] = {}
         self.parts: dict[str, float] = {}
 
     def add(self, name: str, white: np.ndarray, steady: np.ndarray, part: float) -> None:
-        """Another reader of a tensor."""
+        """Add a reader of a tensor."""
         if name in self.channels:
-            old = self.found.get(name)
-            self.found[name] = (
+            old = self.importance.get(name)
+            self.importance[name] = (
                 Importance(white, steady) if old is None else Importance(white + old.white, steady + old.steady)
             )
             self.parts[name] = self.parts.get(name, 0.0) + part
 
     def spread(self, name: str, part: float) -> None:
-        """A reader of which nothing is known: all of its noise counts alike."""
+        """Add a reader that is not known: all noise counts alike."""
         if name in self.channels and name in self.seen:
             even = np.full(len(self.channels[name]), part / max(self.seen[name].variance.sum(), _TINY))
             self.add(name, even, even, part)
 
     def layer(self, layer: Layer) -> None:
-        """Through squared weights; a constant through their sums over a kernel."""
-        after, part, x = self.found[layer.y], self.parts[layer.y], self.seen[layer.x]
+        """Carry importance through a layer: by squared weights, of a constant by their sums over a kernel."""
+        after, part, x = self.importance[layer.y], self.parts[layer.y], self.seen[layer.x]
 
         def back(gain: np.ndarray) -> np.ndarray:
             reads = np.broadcast_to(layer.reads, gain.shape)
@@ -253,12 +251,12 @@ class _Backwards:
         self.add(layer.x, white * norm, steady * norm, part)
 
     def follow(self, node: Node) -> bool:
-        """Through what moves, cuts, adds up or averages channels; whether the node is of these."""
+        """Carry importance through a node that moves, cuts, adds or averages channels; False for other nodes."""
         x, y = node.inputs[0] if node.inputs else "", node.outputs[0]
         count = len(self.channels.get(x, ()))
-        if node.domain or y not in self.found or not count:
+        if node.domain or y not in self.importance or not count:
             return False
-        after, part = self.found[y], self.parts[y]
+        after, part = self.importance[y], self.parts[y]
         match node.op_type:
             case "Relu" | "Clip":
                 active = self.seen[y].active if y in self.seen else 1.0
