@@ -184,16 +184,15 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
 
     import jq
     from jq.data.stream import concurrently
-    from jq.recovery import parts as units
-    from jq.recovery import walk
+    from jq.ops.linear import linear_layer
     from jq.recovery.adaround import AdaRound
     from jq.recovery.descent import CoordinateDescent
     from jq.recovery.finetuning import Reconstruction, Site, store_of, tune_unit
     from jq.recovery.layers import _sums
-    from jq.recovery.parts import linear_of
+    from jq.recovery.parts import units
     from jq.recovery.quadratic_form import Form
     from jq.recovery.rounding import Then
-    from jq.recovery.walk import added
+    from jq.recovery.walk import added, walk
 
     config, x = jq.presets["XINT8"].replace(bias="float"), images_of(layer, args.images)
     graph = jq.prepare(jq.load(model_of(layer)), config)
@@ -213,8 +212,9 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     walk(graph, graph.params, plan, parts, store, kept)
     (site,), (unit,) = sites, parts
     (node,), seconds = unit.pattern.graph.nodes, {}
-    linear, found = linear_of(unit.pattern.graph, node), site.plan.weights[unit.names["w"]]
-    assert linear is not None
+    view, qparams = linear_layer(unit.pattern.graph, node), site.plan.weights[unit.names["w"]]
+    assert view is not None and view.product is not None
+    linear = view.product
     step = functools.partial(_sums, unit.pattern, 0, site.samples, site.given)
 
     formed = jax.jit(Form.of)
@@ -228,7 +228,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     rounding = jax.jit(Then(AdaRound(steps=args.steps), CoordinateDescent()))
 
     def rounded() -> Any:
-        return jax.block_until_ready(rounding(columns, found, quadratic))
+        return jax.block_until_ready(rounding(columns, qparams, quadratic))
 
     seconds["gram_cold"] = elapsed(rounded)
     seconds["gram"] = best(rounded, args.rounds)
@@ -245,7 +245,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     seconds["data"], once = best(lambda: tuned(args.steps), args.rounds), best(lambda: tuned(1), args.rounds)
     seconds["data_step"] = (seconds["data"] - once) / (args.steps - 1)
     params = tuned(args.steps).params
-    w = found.fake_quant(params[unit.names["w"]])
+    w = qparams.fake_quant(params[unit.names["w"]])
     np.savez(f"{folder}/data.npz", w=np.asarray(w), b=np.asarray(params[unit.names["b"]]))
     return seconds
 

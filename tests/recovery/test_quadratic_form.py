@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 import jq
 from jq.graph import Graph, Node
-from jq.recovery.parts import bias_of, linear_of, weight_of
+from jq.ops.linear import linear_layer
 from jq.recovery.quadratic_form import Form, sums
 from tests.conftest import onnxruntime_outputs
 
@@ -78,10 +78,11 @@ def case(name: str) -> tuple[onnx.ModelProto, Graph, Node, np.ndarray]:
 def parts(name: str) -> tuple[Any, Node, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """How the layer is a product, it, its input, weight, result without bias by onnxruntime, and bias by channel."""
     model, graph, node, x = case(name)
-    linear, weight, bias = linear_of(graph, node), weight_of(graph, node), bias_of(graph, node)
-    assert linear is not None and weight == "w" and bias == ("b" if len(node.inputs) > 2 else None)
+    view = linear_layer(graph, node)
+    assert view is not None and view.product is not None
+    assert view.weight == "w" and view.bias == ("b" if len(node.inputs) > 2 else None)
     (y,) = onnxruntime_outputs(model, {"x": x})
-    return linear, node, x, graph.params["w"], y, graph.params.get("b", np.zeros(1, np.float32)).reshape(-1)
+    return view.product, node, x, graph.params["w"], y, graph.params.get("b", np.zeros(1, np.float32)).reshape(-1)
 
 
 @functools.cache
