@@ -34,7 +34,7 @@ from jq.arithmetic.formats import (
 )
 from jq.errors import ConfigError, suggest
 from jq.graph import Node
-from jq.npu.facts import CNN_OPS, NPU_OPS
+from jq.npu.facts import CNN_OPS, DYNAMIC_OPS, NPU_OPS
 from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.util import markup
 from jq.util.fields import check, declared, documented, field
@@ -51,7 +51,6 @@ Bias = Literal["weight", "int32", "float"]
 STAGES = ("bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network")  # of finetuning
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
-DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")
 CONSTRAINTS = (
     "align_concat", "align_pool", "align_pad", "align_slice", "shift_read", "shift_write", "shift_cut", "shift_bias",
     "hard_sigmoid", "shift_swish",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jq.errors import ConfigError, ModelError, UnsupportedOp, suggest
-from jq.graph import Graph, Node, Value
+from jq.graph import Graph, Value
+from jq.ops.kinds import macs, multiplies
 from jq.readings.tracing import trace, unsupported
 
 Shape = tuple[int, ...]
@@ -122,52 +122,19 @@ def _numeric(value: Value) -> bool:
 
 def _count(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
     """Multiply-accumulates by operator."""
-    nodes = [n for n in graph.nodes if n.op_type in _MACS and n.outputs[0]]
+    nodes = [n for n in graph.nodes if multiplies(n) and n.outputs[0]]
     seen: dict[str, Shape] = {}
     taps = {name: _recorder(seen, name) for n in nodes for name in (*filter(None, n.inputs), n.outputs[0])}
     fn = trace(graph, taps=taps)
     with jax.enable_x64(fn.wide):
         inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.dtype) for v in graph.inputs}
         jax.eval_shape(lambda params, inputs: fn(params, inputs) and None, dict(graph.params), inputs)
-    macs: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for node in nodes:
-        macs[node.qualified] += _MACS[node.op_type](node, [seen.get(i, ()) for i in node.inputs], seen[node.outputs[0]])
-    return dict(macs.most_common())
+        counts[node.qualified] += macs(node, [seen.get(i, ()) for i in node.inputs], seen[node.outputs[0]]) or 0
+    return dict(counts.most_common())
 
 
 def _recorder(seen: dict[str, Shape], name: str) -> Callable[[Any], None]:
     # Called while JAX traces; the tap itself keeps nothing.
     return lambda tensor: seen.update({name: tuple(tensor.shape)})
-
-
-def _convolution(weight: int) -> Callable[[Node, Sequence[Shape], Shape], int]:
-    # Each output element sums over a filter: weights are (out, in / group, *kernel).
-    return lambda node, inputs, output: math.prod(output) * math.prod(inputs[weight][1:])
-
-
-def _transposed(node: Node, inputs: Sequence[Shape], output: Shape) -> int:
-    # Each input element is scattered through a filter: weights are (in, out / group, *kernel).
-    return math.prod(inputs[0]) * math.prod(inputs[1][1:])
-
-
-def _product(node: Node, inputs: Sequence[Shape], output: Shape) -> int:
-    # Each output element sums over the common axis of the left operand.
-    rows = len(inputs[0]) > 1 and node.attrs.get("transA", 0)
-    return math.prod(output) * inputs[0][-2 if rows else -1]
-
-
-def _recurrence(node: Node, inputs: Sequence[Shape], output: Shape) -> int:
-    # W and R (directions, gates * hidden, in) are applied at every step to every sequence of the batch.
-    return math.prod(inputs[0][:2]) * (math.prod(inputs[1]) + math.prod(inputs[2]))
-
-
-_MACS: dict[str, Callable[[Node, Sequence[Shape], Shape], int]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "FusedConv", "DeformConv"), _convolution(1)),
-    "QLinearConv": _convolution(3),
-    "ConvTranspose": _transposed,
-    **dict.fromkeys(
-        ("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "QGemm", "FusedMatMul", "FusedGemm"), _product
-    ),
-    **dict.fromkeys(("MatMulNBits", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), _product),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrence),
-}

@@ -11,6 +11,7 @@ from jq.config import QuantConfig
 from jq.evidence.lint_rules import Found, Rule, bits_of, counted, float_params, listed, rule, types
 from jq.graph import Graph, Node
 from jq.graph.quantizers import is_quantized
+from jq.ops.kinds import is_clip, is_conv
 from jq.ops.linear import is_linear
 from jq.plan.planning import weights_to_quantize
 from jq.readings.tracing import unsupported
@@ -39,7 +40,7 @@ def _unsupported(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 @_rule("non-finite", "error")
 def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     # A Clip may well be open on one side.
-    bounds = {k for k, nodes in graph.consumers.items() if all(n.op_type == "Clip" for n in nodes)}
+    bounds = {k for k, nodes in graph.consumers.items() if all(is_clip(n) for n in nodes)}
     bad = {k: int(a.size - np.count_nonzero(np.isfinite(a))) for k, a in float_params(graph) if k not in bounds}
     bad = {k: n for k, n in bad.items() if n}
     if bad:
@@ -118,7 +119,7 @@ def _no_linear(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 @_rule("few-convs")
 def _few_convs(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    count = sum(n.op_type == "Conv" for n in graph.nodes)
+    count = sum(is_conv(n) for n in graph.nodes)
     if count < 2 and _linear(graph, graph.walk()):
         yield Found(
             "graph",

@@ -11,6 +11,7 @@ from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.evidence.lint_rules import Found, Rule, counted, float_params, listed, rule
 from jq.graph import Graph, Node
+from jq.ops.kinds import breaks_at_zero, combines, divides, guards, keeps_range
 from jq.ops.linear import linear_layer
 
 RULES: list[Rule] = []
@@ -81,16 +82,16 @@ def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     found: dict[str, list[tuple[str, Node]]] = {}
     top, floats = _largest_code(config), dict(float_params(graph))
     for node in graph.nodes if top else ():
-        for name in dict.fromkeys(node.inputs if node.op_type in _ELEMENTWISE and not node.domain else ()):
+        for name in dict.fromkeys(node.inputs if combines(node) else ()):
             size = np.abs(floats.get(name, np.zeros(0))).astype(np.float64).reshape(-1)
             size = size[np.isfinite(size) & (size > 0)]
             if not size.size:
                 continue
             largest, lost = size.max(), np.count_nonzero(size < size.max() / top / 2)
             text = f"{name} of {node.label}: {largest:.3g}"
-            if largest >= _HUGE and node.op_type in ("Add", "Sub", "Where", "Max", "Min"):
+            if largest >= _HUGE and keeps_range(node):
                 found.setdefault(_TOO_LARGE, []).append((text, node))
-            elif largest < _TINY and node.op_type in ("Add", "Max") and _is_guarded(graph, node):
+            elif largest < _TINY and guards(node) and _is_guarded(graph, node):
                 found.setdefault(_TOO_SMALL, []).append((text, node))
             elif lost >= _VANISHING * size.size:
                 text = f"{name} of {node.label}: {lost} of {size.size} beside {largest:.3g}"
@@ -112,7 +113,6 @@ _TOO_WIDE = (
     "at least half of whose elements round to zero at the scale of the largest: use two constants, or leave the node "
     "in float"
 )
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "PRelu"})
 
 
 def _largest_code(config: QuantConfig) -> float:
@@ -144,6 +144,6 @@ def _channel_ranges(graph: Graph) -> Iterator[tuple[Node, str, np.ndarray]]:
 def _is_guarded(graph: Graph, node: Node) -> bool:
     """Whether an operator that zero would break reads the node's output: what was added is an epsilon."""
     return any(
-        n.op_type in ("Sqrt", "Reciprocal", "Log", "Pow") or (n.op_type == "Div" and n.inputs[1] in node.outputs)
+        breaks_at_zero(n) or (divides(n) and n.inputs[1] in node.outputs)
         for n in graph.consumers.get(node.outputs[0], ())
     )

@@ -19,6 +19,7 @@ from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
 from jq.graph.edit import fresh, rename
 from jq.graph.quantizers import is_block_quantizer, is_dequantize, is_dynamic, is_fix_neuron, is_quantize
 from jq.graph.unused import remove_unused
+from jq.ops.kinds import is_cast, is_clip
 from jq.ops.table import demanded
 from jq.plan import Plan, QParams, QTensor
 
@@ -196,7 +197,7 @@ def _casts(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     """Casts there and back; where the type saturates, behind a Clip that makes them do so."""
     clips: tuple[Node, ...] = ()
     heads: tuple[Node, ...] = (node,)
-    if node.op_type == "Clip" and not node.domain:
+    if is_clip(node):
         clips, heads = (node,), _readers(graph, node.outputs[0])
     kinds = {_target(head) for head in heads}
     grid = next((f for f in FLOATS.values() if kinds == {f.dtype}), None)
@@ -282,7 +283,7 @@ def _readers(graph: Graph, name: str) -> tuple[Node, ...]:
 
 def _target(node: Node) -> np.dtype | None:
     """The type that a Cast is to."""
-    if node.op_type != "Cast" or node.domain or not node.attrs.keys() <= {"to", "saturate"}:
+    if not is_cast(node) or not node.attrs.keys() <= {"to", "saturate"}:
         return None
     return _TARGETS.get(node.attrs.get("to", TensorProto.UNDEFINED))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx.defs import OpSchema
 
 from jq.graph import Graph, Node
-from jq.graph.schemas import schema
+from jq.graph.schemas import schema, schema_versions
 
 _OPTIONAL = OpSchema.FormalParameterOption.Optional
 
@@ -39,8 +39,10 @@ def _pruned(graph: Graph) -> Graph:
 def _trimmed(node: Node, opset: int, needed: set[str]) -> Node:
     """Return the node without unused optional outputs, such as Dropout's mask or MaxPool's indices."""
     definition = schema(node.op_type, node.domain, opset)
-    # Before opset 14 a BatchNormalization with several outputs is in training mode.
-    if len(node.outputs) < 2 or definition is None or node.op_type == "BatchNormalization":
+    if len(node.outputs) < 2 or definition is None:
+        return node
+    # Before opset 14 a BatchNormalization is in training mode by the number of its outputs.
+    if "training_mode" in schema_versions(node.op_type, node.domain)[-1].attributes:
         return node
     optional = {i for i, o in enumerate(definition.outputs) if o.option == _OPTIONAL}
     outputs = [o if o in needed or i not in optional else "" for i, o in enumerate(node.outputs)]

@@ -29,6 +29,7 @@ from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
 from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, Positions, Reason, Rule, Site, Ways, alike
+from jq.ops.kinds import is_product
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 
@@ -290,7 +291,7 @@ def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> 
     for _ in range(_SWEEPS_OF_QUARK):
         again = False
         for group, (rule, site) in _sweep(config, cost.links, positions, lambda *seen: _ways(*seen)[0]):
-            again |= not (rule == "shift_write" and site.node.op_type == "Mul")
+            again |= not (rule == "shift_write" and is_product(site.node))
             yield group, (rule, site)
         if not again:
             return

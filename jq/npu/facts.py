@@ -137,6 +137,7 @@ NPU_OPS = tuple(sorted((
     *CNN_OPS, "BatchNormalization", "DepthToSpace", "Div", "Erf", "HardSigmoid", "LpNormalization", "Max", "Min",
     "PRelu", "ReduceMean", "Slice", "SpaceToDepth", "Sub",
 )))  # fmt: skip
+DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")  # of onnxruntime's dynamic scheme
 
 # Which formats list an operator for the NPU. Source: amd/ryzen-ai-documentation, docs/ops_support.rst, the table
 # of Ryzen AI 1.5.0 (what we know of 1.8's agrees). "Listed" is broad coverage, not every configuration.

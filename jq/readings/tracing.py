@@ -22,6 +22,7 @@ from jq.arithmetic import layout
 from jq.errors import ConfigError, DataError, ModelError, UnsupportedOp, suggest
 from jq.graph import Graph, Node, Value
 from jq.graph.bodies import has_body
+from jq.ops.kinds import is_cast
 from jq.ops.table import Array, demanded, lookup
 from jq.readings.walk import LARGE, Reader, Scope, best_lowering, dtype_of, nbytes, value_of, walk
 from jq.util import cache
@@ -147,7 +148,7 @@ class Traced:
     def wide(self) -> bool:
         """Whether the graph's interface, weights or casts have 64-bit types that are data."""
         interface = {v.dtype for v in (*self.graph.inputs, *self.graph.outputs)}
-        casts = {n.attrs.get("to") for n in self.graph.walk() if n.op_type == "Cast"}
+        casts = {n.attrs.get("to") for n in self.graph.walk() if is_cast(n)}
         wide = {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.COMPLEX128}
         params = {a.dtype for a in self.graph.params.values()}
         return bool((interface | params) & _WIDE) or bool(casts & wide)

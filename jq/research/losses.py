@@ -12,6 +12,7 @@ import numpy as np
 from jq.arithmetic.losses import BY_NAME, classes_axis
 from jq.errors import ConfigError, ModelError, suggest
 from jq.graph import Graph
+from jq.ops.kinds import is_softmax
 
 Array = Any
 Outputs = Mapping[str, Array]
@@ -30,7 +31,7 @@ def check_loss(loss: str, known: tuple[str, ...] = LOSSES) -> None:
 
 def scores(graph: Graph) -> Callable[[Outputs], dict[str, Array]]:
     """Return a function from outputs to the scores among them, those that are floats; logarithms of a Softmax's."""
-    soft = {o for n in graph.nodes if n.op_type == "Softmax" for o in n.outputs}
+    soft = {o for n in graph.nodes if is_softmax(n) for o in n.outputs}
 
     def of(outputs: Outputs) -> dict[str, Array]:
         floats = {k: v for k, v in outputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}

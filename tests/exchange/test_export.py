@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
-from jq.exchange.export import explicit, quantized_graph
+from jq.exchange.export import quantized_graph
+from jq.passes.explicit import explicit
 from jq.passes.opset import with_opset
 from tests.conftest import onnxruntime_outputs
 

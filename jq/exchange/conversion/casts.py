@@ -17,6 +17,7 @@ from jq.graph.domains import QUARK
 from jq.graph.edit import fresh
 from jq.graph.quantizers import quantizes
 from jq.graph.unused import remove_unused
+from jq.ops.kinds import is_cast
 from jq.plan.planning import make_plan
 
 _PRESETS = {FLOAT16: "FP16", BFLOAT16: "BF16"}
@@ -74,7 +75,7 @@ def with_quantizers(graph: Graph, format: Float, *, exclude: Collection[str] = (
     }
     nodes: dict[Node, Node | None] = {}
     for node in graph.nodes:
-        if node.op_type == "Cast" and not node.domain and node.outputs[0] not in own and node.attrs["to"] in kinds:
+        if is_cast(node) and node.outputs[0] not in own and node.attrs["to"] in kinds:
             inputs = (node.inputs[0], scale, zero_point)
             nodes[node] = Node(kinds[node.attrs["to"]], inputs, node.outputs, {}, node.name, QUARK)
     arrays = {scale: np.ones((), np.float32), zero_point: np.zeros((), format.dtype)}

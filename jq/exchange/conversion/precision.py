@@ -17,10 +17,10 @@ from jq.graph.edit import bypass, fresh, reading, rename
 from jq.graph.quantizers import quantizes
 from jq.graph.schemas import schema
 from jq.graph.unused import remove_unused
+from jq.ops.kinds import controls, is_cast
 from jq.passes.opset import with_opset
 
 FLOAT32 = np.dtype(np.float32)
-_CONTROL = ("If", "Loop", "Scan")  # whose bodies' tensors change with those outside
 _LEAST = 13  # the first opset whose Cast knows bfloat16
 _NARROW = frozenset({FLOAT16.dtype, BFLOAT16.dtype})
 
@@ -238,10 +238,10 @@ class _Retyping:
         casts = [cast for o in node.outputs for cast in self.back(o, types)]
         if matches_any(node, self.exclude):
             return self.unchanged(node, types)
-        if node.op_type in _CONTROL and not node.domain:
+        if controls(node):
             inner = {k: self.graph(g, types) for k, g in node.subgraphs.items()}
             return [node.replace(attrs={**node.attrs, **inner}), *casts]
-        if node.op_type == "Cast" and not node.domain:
+        if is_cast(node):
             if casts:
                 node = node.replace(attrs={**node.attrs, "to": helper.np_dtype_to_tensor_dtype(self.target)})
             return [node, *casts]
@@ -280,7 +280,7 @@ class _Retyping:
 def _without_idle_casts(graph: Graph) -> Graph:
     """The graph without Casts of tensors to the type that they have."""
     types = graph.values
-    casts = [n for n in graph.nodes if n.op_type == "Cast" and not n.domain and len(n.inputs) == 1]
+    casts = [n for n in graph.nodes if is_cast(n) and len(n.inputs) == 1]
     idle = [n for n in casts if (d := _dtype(types, n.inputs[0])) is not None and d == _dtype(types, n.outputs[0])]
     return bypass(graph, {n.outputs[0]: n.inputs[0] for n in idle})
 

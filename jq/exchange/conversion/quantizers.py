@@ -11,7 +11,7 @@ from jq.exchange.quantized import split_quantizers
 from jq.graph import Graph, Node
 from jq.graph.domains import MICROSOFT
 from jq.graph.edit import fresh
-from jq.graph.quantizers import quantizes
+from jq.graph.quantizers import is_dequantize, is_quantize, quantizes
 from jq.graph.unused import remove_unused
 
 _DOMAINS = ("", MICROSOFT)
@@ -57,12 +57,12 @@ class _Shift:
         """The nodes of a graph or subgraph."""
         changed: dict[Node, Node] = {}
         for node in graph.nodes:
-            if node.op_type != "QuantizeLinear" or node.domain not in _DOMAINS or not self.is_int8(node):
+            if not is_quantize(node) or node.domain not in _DOMAINS or not self.is_int8(node):
                 continue
             if node.inputs[0] in self.arrays:
                 continue  # a weight
             readers = graph.consumers.get(node.outputs[0], ())
-            plain = all(r.op_type == "DequantizeLinear" and r.domain in _DOMAINS for r in readers)
+            plain = all(is_dequantize(r) and r.domain in _DOMAINS for r in readers)
             if not plain or not all(map(self.is_int8, readers)) or node.outputs[0] in graph.output_names:
                 self.left.append(node.inputs[0])
                 continue

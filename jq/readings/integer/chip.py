@@ -161,7 +161,7 @@ class Chip:
 
 def _ends(graph: Graph, node: Node, name: str) -> list[tuple[Node, str]]:
     """The readers of what a node makes of an array of integers; itself, if it does not dequantize it."""
-    if node.op_type != "DequantizeLinear" or node.inputs[0] != name:
+    if not (is_pair(node) and not rounds(node)) or node.inputs[0] != name:
         return [(node, "")]
     return [(reader, node.outputs[0]) for reader in graph.consumers.get(node.outputs[0], ())]
 

@@ -23,6 +23,7 @@ from jq.graph.quantizers import is_pair, rounds
 from jq.graph.schemas import defaults
 from jq.npu.targets import Target
 from jq.ops.integer.fixed import Fixed, Grid, Table, exact, wrapped
+from jq.ops.kinds import is_split
 from jq.ops.table import IntegerContext, Op, demanded, lookup
 from jq.readings.integer.recognition import rounded_grid
 from jq.readings.walk import Reader, Scope, evaluate, walk
@@ -107,7 +108,7 @@ class Reading:
             made = self._in_integers(node, scope, reader)
             if made is not None:
                 return made
-            if node.op_type != "DequantizeLinear" and any(_is_integer(scope.get(name)) for name in node.inputs):
+            if (rounds(node) or not is_pair(node)) and any(_is_integer(scope.get(name)) for name in node.inputs):
                 floats[node] = self._reason(node)
             causes.update(dict.fromkeys(node.outputs, _causes_of(node, scope, causes)))
             return self._in_floats(node, scope, reader)
@@ -117,7 +118,7 @@ class Reading:
             result = scope[name] if name else None
             if not isinstance(result, Fixed) or not rounds(node):
                 return {}
-            known = node.op_type == "QuantizeLinear" and node not in floats
+            known = is_pair(node) and node not in floats
             source = scope[node.inputs[0]] if known else None
             roundings[name] = Rounding(node, source, result, _causes_of(node, scope, causes))
             return {name: _held(given[name], result)} if name in given else {}
@@ -243,7 +244,7 @@ class Reading:
         scope[node.inputs[0]] = first.array
         made = reader.step(node, opset, scope)
         results = [made[name] if name else None for name in node.outputs]
-        if len(results) > 1 and node.op_type != "Split":  # where an element was, say: no integer of the tensor's
+        if len(results) > 1 and not is_split(node):  # where an element was, say: no integer of the tensor's
             return (first.holding(results[0]), *results[1:])
         return tuple(map(first.holding, results))
 

@@ -21,6 +21,7 @@ from jq.config import QuantConfig
 from jq.data.sources import open_source
 from jq.data.stream import Stream
 from jq.graph import Graph
+from jq.ops.kinds import cuts
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
 from jq.recovery.equalization.groups import Groups
@@ -73,7 +74,7 @@ def _wanted(graph: Graph, groups: Groups) -> dict[str, tuple[float | None, str]]
     """The tensors to observe, each with the bound of the Clip that reads it, and the tensor that it is observed for."""
     tensors: dict[str, tuple[float | None, str]] = {name: (None, name) for name in groups.channels}
     for node in graph.nodes:  # what is cut at once is never rounded
-        if node.op_type in ("Relu", "Clip") and graph.sole_reader(node.inputs[0]) is node:
+        if cuts(node) and graph.sole_reader(node.inputs[0]) is node:
             tensors.pop(node.inputs[0], None)
     for node, bound in groups.clips:
         tensors.pop(node.outputs[0], None)

@@ -18,6 +18,7 @@ from jq.arithmetic.exponents import MINMSE
 from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
+from jq.ops.kinds import adds, averages, cuts, is_concat, pools_average
 from jq.plan.placement import absorbed, rule_of
 from jq.recovery.equalization.channels import Channels
 from jq.recovery.equalization.groups import Groups, Layer
@@ -189,7 +190,7 @@ def _moved(graph: Graph) -> set[str]:
 
 def _pooled(graph: Graph) -> dict[str, str]:
     """Averages that have the step of their inputs, as the NPU's pools need; output -> input."""
-    pools = [n for n in graph.nodes if n.op_type in ("AveragePool", "GlobalAveragePool") and not n.domain]
+    pools = [n for n in graph.nodes if pools_average(n)]
     return {n.outputs[0]: n.inputs[0] for n in pools}
 
 
@@ -257,16 +258,16 @@ class _Backwards:
         if node.domain or y not in self.importance or not count:
             return False
         after, part = self.importance[y], self.parts[y]
-        match node.op_type:
-            case "Relu" | "Clip":
+        match node:
+            case _ if cuts(node):
                 active = self.seen[y].active if y in self.seen else 1.0
                 self.add(x, after.white * active, after.steady * active, part)
-            case "Add" | "Sub" | "Sum":
+            case _ if adds(node):
                 known = [n for n in node.inputs if n in self.seen and len(self.seen[n].mean) == len(after.white)]
                 own = [float((after.white * self.seen[n].variance).sum()) for n in known]
                 for name, power in zip(known, own, strict=True):
                     self.add(name, after.white, after.steady, part * power / max(sum(own), _TINY))
-            case "Concat":
+            case _ if is_concat(node):
                 counts = [len(self.channels.get(name, ())) for name in node.inputs]
                 if not all(counts) or sum(counts) != len(after.white):
                     return False
@@ -277,8 +278,7 @@ class _Backwards:
                 if len(after.white) % count:
                     return False
                 white, steady = (v.reshape(count, -1).sum(1) for v in (after.white, after.steady))
-                averages = node.op_type in ("GlobalAveragePool", "AveragePool", "ReduceMean")
-                if averages and x in self.seen and y in self.seen:
+                if averages(node) and x in self.seen and y in self.seen:
                     white = white * (self.seen[y].pixels / max(self.seen[x].pixels, 1))
                 self.add(x, white, steady, part)
         return True
