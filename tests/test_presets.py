@@ -17,7 +17,7 @@ import pytest
 
 import jq
 from jq.arithmetic.formats import BLOCKS, Block, Float, Integer
-from jq.calibration.needs import observers_of
+from jq.calibration.observed import observers_of
 from jq.config import QuantConfig, presets
 from jq.graph import Graph
 from tests.conftest import onnxruntime_outputs

@@ -27,9 +27,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jq.calibration.checkpoint import Keeper
-from jq.calibration.needs import linear_inputs, observed, observers_of
+from jq.calibration.observed import Observed, States, linear_inputs, observed_tensors, observers_of
 from jq.calibration.observers import HistogramObserver, Observer, Place, State, wide
-from jq.calibration.program import Observed, States
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
 from jq.data.sources import fingerprint, open_source
@@ -74,8 +73,12 @@ def calibrate(
     own = observers_of(config, linear_inputs(graph), again=source.again)
     wanted = own | dict(observers or {}) if like is None else like.observers
     stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or local_mesh())
-    step = _Step(Observed.of(graph, observed(graph, config), wanted, stream), stream)
-    keeper = Keeper(Path(checkpoint), step.identity, step.shared) if checkpoint else Keeper()
+    step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)
+    keeper = Keeper()
+    if checkpoint:
+        identity = digest(fingerprint(source), wanted, step.observed.rows, stream.size, jax.__version__, graph)
+        processes = {device.process_index for device in stream.mesh.devices.flat}
+        keeper = Keeper(Path(checkpoint), identity, shared=len(processes) > 1)
     stats = keeper.resume()
     begun = stream.batches(skip=0 if stats is None else stats.feeds)
     with progress_bar("calibrate", source.length) as progress, contextlib.closing(begun):
@@ -116,17 +119,6 @@ class _Step:
         """Statistics of no data."""
         states = {name: wide(o.init(self.observed.count(name), places[name])) for name, o in self.observers.items()}
         return Stats(config, self.observed.rows, self.observers, places, states, 0)
-
-    @property
-    def identity(self) -> str:
-        """The identity of a run of this step on its data."""
-        source, of = self.stream.source, self.observed
-        return digest(fingerprint(source), of.observers, of.rows, self.stream.size, jax.__version__, of.graph)
-
-    @property
-    def shared(self) -> bool:
-        """Whether several processes run it together."""
-        return len({device.process_index for device in self.stream.mesh.devices.flat}) > 1
 
     def __call__(self, batch: Batch, places: Mapping[str, Place]) -> States:
         """The batch's states; a DataError if a tensor has NaN or Inf."""

@@ -228,12 +228,6 @@ def concurrently(step: Callable[..., Any], *items: Iterable[Any]) -> Iterator[An
             yield waiting.popleft().result()
 
 
-def known_inputs(source: Source, *readings: Reading) -> dict[str, np.ndarray]:
-    """The inputs that decide shapes, the same for all samples."""
-    static = frozenset[str]().union(*(r.static_inputs for r in readings))
-    return {k: v for k, v in source.head.items() if k in static}
-
-
 # ---------------------------------------------------------------------------------------------
 # Devices
 # ---------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def compare(
     facts = {
         "float": _described(model, pair.original),
         "quantized": _described(quantized, pair.quantized),
-        "samples": str(totals[step.tensors[0].name].samples),
+        "samples": str(int(totals[step.tensors[0].name].sums["samples"])),
         "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
     }
     title = f"{_name(quantized, 'quantized model')} against {_name(model, 'float model')}"
@@ -227,7 +227,7 @@ def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
         high=high,
         largest=largest,
         size=float(sums["size"]),
-        l2=total.l2 / total.samples,
+        l2=float(sums["l2"] / sums["samples"]),
     )
     node = step.pair.quantized.producer.get(tensor.twin)
     return _row(

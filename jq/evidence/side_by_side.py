@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,6 @@ from jq.readings.fake import fake_quant
 from jq.readings.integer.recognition import rounded_grid
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, Traced
-from jq.util.progress import progress_bar
 
 Array = Any
 Sums = dict[str, np.ndarray]
@@ -210,9 +209,11 @@ class Step:
             raise ModelError("the models have no tensor of one name and shape: is one made of the other?")
         return cls(pair, tuple(tensors), stream)
 
-    def sums(self, batches: Iterable[Batch], places: Mapping[str, Sums]) -> Iterator[tuple[Batch, dict[str, Sums]]]:
-        """Yield the batches with the sums of each tensor, led by an axis of the samples."""
-        return self.stream.results(self._program, (self._params, dict(places)), batches)
+    def total(self, batches: Iterable[Batch], places: Mapping[str, Sums], title: str | None = None) -> dict[str, Sums]:
+        """The sums of each tensor over all samples of the batches."""
+        results = self.stream.results(self._program, (self._params, dict(places)), batches, title=title)
+        parts = ({k: _summed(sums, batch.valid) for k, sums in made.items()} for batch, made in results)
+        return functools.reduce(lambda a, b: {k: _merged(v, b[k]) for k, v in a.items()}, parts)
 
     @functools.cached_property
     def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
@@ -317,11 +318,9 @@ def _identical(one: Any, other: Any) -> bool:
 class Total:
     """The sums of all samples of a tensor."""
 
-    sums: Sums
+    sums: Sums  # in 64 bits
     edges: tuple[float, float]
     gains: np.ndarray  # by which the quantized model has each channel scaled
-    l2: float  # of each sample, added up
-    samples: int
 
 
 def added_up(step: Step) -> dict[str, Total]:
@@ -329,41 +328,29 @@ def added_up(step: Step) -> dict[str, Total]:
     places = {
         t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors
     }
-    totals: dict[str, Total] = {}
-    with (
-        progress_bar("compare", step.stream.source.length) as advance,
-        contextlib.closing(step.stream.batches()) as batches,
-    ):
+    with contextlib.closing(step.stream.batches()) as batches:
         first = list(itertools.islice(batches, math.ceil(_FIRST / step.stream.size)))
-        for batch, seen in step.sums(first, places):
-            for name, sums in seen.items():
-                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-        places = {t.name: _place(t, totals.pop(t.name).sums, step.pair) for t in step.tensors}
-        for batch, seen in step.sums(itertools.chain(first, batches), places):
-            for name, sums in seen.items():
-                totals[name] = _joined(totals.get(name), sums, batch.valid, places[name])
-            advance(batch.count)
-    return totals
+        seen = step.total(first, places)
+        places = {t.name: _place(t, seen[t.name], step.pair) for t in step.tensors}
+        total = step.total(itertools.chain(first, batches), places, title="compare")
+    return {
+        k: Total(total[k], (float(place["edges"][0]), float(place["edges"][1])), place["gain"].astype(np.float64))
+        for k, place in places.items()
+    }
 
 
-def _merged(sums: Sums, valid: np.ndarray) -> Sums:
-    """The samples of a batch that are there, added up in 64 bits."""
+def _summed(sums: Sums, valid: np.ndarray) -> Sums:
+    """The sums over the samples of a batch that are there."""
     kept = {k: v[valid].astype(np.float64) for k, v in sums.items()}
     low, high, largest = kept.pop("extremes").T
+    with np.errstate(invalid="ignore"):
+        kept |= {"l2": np.sqrt(kept["values"][:, 0]), "samples": np.ones_like(low)}
     return {k: v.sum(0) for k, v in kept.items()} | {"extremes": np.array([low.min(), high.max(), largest.max()])}
 
 
-def _joined(before: Total | None, sums: Sums, valid: np.ndarray, place: Sums) -> Total:
-    new = _merged(sums, valid)
-    with np.errstate(invalid="ignore"):
-        l2 = float(np.sqrt(sums["values"][valid, 0].astype(np.float64)).sum())
-    count = int(valid.sum())
-    if before is None:
-        low, high = map(float, place["edges"])
-        return Total(new, (low, high), place["gain"].astype(np.float64), l2, count)
-    (a, b, c), (d, e, f) = before.sums["extremes"], new["extremes"]
-    added = {k: v + new[k] for k, v in before.sums.items()} | {"extremes": np.array([min(a, d), max(b, e), max(c, f)])}
-    return dataclasses.replace(before, sums=added, l2=before.l2 + l2, samples=before.samples + count)
+def _merged(one: Sums, other: Sums) -> Sums:
+    (a, b, c), (d, e, f) = one["extremes"], other["extremes"]
+    return {k: v + other[k] for k, v in one.items()} | {"extremes": np.array([min(a, d), max(b, e), max(c, f)])}
 
 
 def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:

@@ -24,7 +24,7 @@ import numpy as np
 
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import power_of_two
-from jq.calibration.needs import cuts_alone
+from jq.calibration.observed import cuts_alone
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node

@@ -19,7 +19,7 @@ from jax import lax
 from jq.arithmetic.exponents import base_exponent, error_sums, least_squares, minmse_candidates, residual
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import inverse_power, power_of_two
-from jq.calibration.needs import cuts_alone
+from jq.calibration.observed import cuts_alone
 from jq.calibration.observers import Histogram
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve

@@ -11,7 +11,7 @@ from onnx import helper
 
 import jq
 from jq.arithmetic.formats import INT8
-from jq.calibration.needs import linear_inputs, observers_of
+from jq.calibration.observed import linear_inputs, observers_of
 from jq.calibration.observers import Means
 from jq.calibration.stats import Stats
 from jq.plan import Plan, QParams
