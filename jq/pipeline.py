@@ -179,7 +179,7 @@ def _facts(
     return {
         "config": _preset_name(config),
         "method": config.method if stats is not None else "none: activations need no calibration",
-        "samples": str(stats.feeds) if stats is not None else "0",
+        "samples": str(stats.samples) if stats is not None else "0",
         "nodes": f"{len(graph.nodes)}, quantized: {len(model.graph.node)}",
         "size": f"{float_bytes:,} bytes of weights, quantized: {bytes_now:,} bytes of model",
         "source sha256": metadata["jq.source_sha256"],

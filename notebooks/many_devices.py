@@ -72,7 +72,7 @@ first = jq.calibrate(graph, images[:256], "XINT8")
 second = jq.calibrate(graph, images[256:512], "XINT8", like=first)
 merged, whole = first.merge(second), jq.calibrate(graph, images[:512], "XINT8")
 unlike = sum(merged.best_exponent(t) != whole.best_exponent(t) for t in whole.tensors)
-print(f"{merged.feeds} samples; tensors with another exponent than in one run: {unlike} of {len(whole.tensors)}")
+print(f"{merged.samples} samples; tensors with another exponent than in one run: {unlike} of {len(whole.tensors)}")
 
 # %% [markdown]
 # ## Answer

@@ -86,7 +86,7 @@ def speed(cores: Sequence[int], path: str, prep: str, images: Path | None, count
     stats, want = jq.calibrate(graph, x, "XINT8"), run_onnxruntime(8)
     limits = min(y.min() for y in want), max(y.max() for y in want)
     error = float(np.abs(np.subtract(stats.range(output), limits)).max() / np.abs(limits).max())
-    assert stats.feeds == count and error < 1e-4, f"{path}: range {stats.range(output)}, onnxruntime's {limits}"
+    assert stats.samples == count and error < 1e-4, f"{path}: range {stats.range(output)}, onnxruntime's {limits}"
     run_forward()
     runs: dict[str, Callable[[], Any]] = {
         "calibrate": lambda: jq.calibrate(graph, x, "XINT8"),
@@ -136,7 +136,7 @@ def peak_memory(cores: Sequence[int], path: str, cache: str, count: int) -> floa
     graph = jq.prepare(jq.load(path))
     (value,) = graph.inputs
     shape = (1, *(d if isinstance(d, int) else 224 for d in (value.shape or ())[1:]))
-    assert jq.calibrate(graph, Samples(value.name, shape, count), "XINT8").feeds == count
+    assert jq.calibrate(graph, Samples(value.name, shape, count), "XINT8").samples == count
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

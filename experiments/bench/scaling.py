@@ -53,7 +53,7 @@ def worker(
     first = jq.calibrate(graph, x, config, mesh=mesh)
 
     def run() -> None:
-        assert jq.calibrate(graph, x, config, mesh=mesh, like=first).feeds == len(x)
+        assert jq.calibrate(graph, x, config, mesh=mesh, like=first).samples == len(x)
 
     run()
     seconds = min(elapsed(run) for _ in range(args.rounds))

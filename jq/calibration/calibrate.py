@@ -80,7 +80,7 @@ def calibrate(
         processes = {device.process_index for device in stream.mesh.devices.flat}
         keeper = Keeper(Path(checkpoint), identity, shared=len(processes) > 1)
     stats = keeper.resume()
-    begun = stream.batches(skip=0 if stats is None else stats.feeds)
+    begun = stream.batches(skip=0 if stats is None else stats.samples)
     with progress_bar("calibrate", source.length) as progress, contextlib.closing(begun):
         batches: Iterator[Batch] = begun
         if stats is None:
@@ -88,7 +88,7 @@ def calibrate(
             stats = step.fresh(config, places)
         else:
             step = step.observing(stats.observers)  # some may have grown
-            progress(stats.feeds)
+            progress(stats.samples)
         stats = _accumulate(step, stats, batches, keeper, progress)
         outgrown = _outgrown(stats) if like is None else []  # what matters then is the merged statistics
         if outgrown and not source.again:
@@ -206,7 +206,7 @@ def _added(step: _Step, stats: Stats, batch: Batch) -> tuple[_Step, Stats]:
                 step = step.observing(stats.observers)
                 return _added(step, stats, batch)
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
-    return step, dataclasses.replace(stats, states=states, feeds=stats.feeds + batch.count)
+    return step, dataclasses.replace(stats, states=states, samples=stats.samples + batch.count)
 
 
 def _outgrown(stats: Stats) -> list[str]:

@@ -1,4 +1,4 @@
-"""Statistics on disk while a calibration goes on, so that a stopped run can go on from them."""
+"""Statistics on disk during a calibration, from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Keeper:
     shared: bool = False
 
     def resume(self) -> Stats | None:
-        """What an earlier run of the same left, if there is any."""
-        found = self.path is not None and self.path.exists()
+        """The statistics that an earlier run left, or None."""
+        exists = self.path is not None and self.path.exists()
         if self.shared:
-            found = bool(multihost_utils.broadcast_one_to_all(np.int32(found)))
-        if self.path is None or not found:
+            exists = bool(multihost_utils.broadcast_one_to_all(np.int32(exists)))
+        if self.path is None or not exists:
             return None
         stats, extra = saved.read(self.path)
         if extra.get("identity") != self.identity:

@@ -1,6 +1,6 @@
-"""What calibration learns of a tensor: statistics that merge.
+"""Statistics of a tensor that merge.
 
-An observer is a frozen value; its state is a dict of small arrays. `observe` reads one tensor of one feed,
+An observer is a frozen value; its state is a dict of small arrays. `observe` reads one tensor of one sample,
 `merge` joins two states, in the order of the data, and `init` is what merges as nothing. So
 
     update(state, x) = merge(state, observe(x)),
@@ -57,7 +57,7 @@ class Observer:
         raise NotImplementedError
 
     def observe(self, x: Array, place: Place) -> State:
-        """What one tensor shows, given the rows of the place that are its own."""
+        """The state of one tensor, given its own rows of the place."""
         raise NotImplementedError
 
     def merge(self, a: State, b: State) -> State:
@@ -70,7 +70,7 @@ class Observer:
 
     @property
     def extent(self) -> Range | None:
-        """What decides where the candidates or bins lie; None where nothing does."""
+        """The observer whose state decides where candidates or bins lie; None without any."""
         return None
 
     def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
@@ -121,7 +121,7 @@ class Range(Observer):
 
 @dataclasses.dataclass(frozen=True)
 class MovingRange(Observer):
-    """Exponential moving average of each feed's minimum and maximum.
+    """Exponential moving average of each sample's minimum and maximum.
 
     After m_0, m_1, ... it is m_0, then v + weight (m - v). As a sum, value + decay * first with value =
     sum of weight (1 - weight)^(n - i) m_i and decay = (1 - weight)^n, which merges.
@@ -317,8 +317,8 @@ class HistogramObserver(Observer):
             return guess - (x < thresholds[guess]) + ((x >= thresholds[guess + 1]) & (guess < last))
 
         def searched() -> Array:
-            found = jnp.searchsorted(thresholds, x, side="right").astype(jnp.int32) - 1
-            return jnp.where(x == thresholds[-1], last, jnp.minimum(found, last))
+            index = jnp.searchsorted(thresholds, x, side="right").astype(jnp.int32) - 1
+            return jnp.where(x == thresholds[-1], last, jnp.minimum(index, last))
 
         index = lax.cond(divisible, divided, searched)
         inside = (x >= thresholds[0]) & (x <= thresholds[-1])

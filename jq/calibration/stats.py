@@ -1,4 +1,4 @@
-"""What calibration learned of every tensor: small arrays, saved without pickle, merged across runs."""
+"""Statistics of every tensor: small arrays, saved without pickle, merged across runs."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class Stats:
     observers: Mapping[str, Observer]
     places: Mapping[str, Place]
     states: Mapping[str, State]
-    feeds: int  # how many samples were seen
+    samples: int  # how many were seen
 
     def __repr__(self) -> str:
-        seen = f"{len(self.tensors)} tensors, {self.feeds} samples"
+        seen = f"{len(self.tensors)} tensors, {self.samples} samples"
         return f"Stats({seen}, method={self.config.method!r}, observers={list(self.observers)})"
 
     @functools.cached_property
     def _offsets(self) -> dict[str, dict[str, slice]]:
-        found: dict[str, dict[str, slice]] = {}
+        offsets: dict[str, dict[str, slice]] = {}
         for observer in self.observers:
             start = 0
             for tensor, rows in self.tensors.items():
-                found.setdefault(tensor, {})[observer] = slice(start, start + rows[observer])
+                offsets.setdefault(tensor, {})[observer] = slice(start, start + rows[observer])
                 start += rows[observer]
-        return found
+        return offsets
 
     def rows(self, tensor: str, observer: str) -> State:
         """A tensor's rows of an observer's state."""
@@ -156,7 +156,7 @@ class Stats:
                 "calibrate the second run with like= the first"
             )
         states = {name: o.merge(self.states[name], other.states[name]) for name, o in self.observers.items()}
-        return dataclasses.replace(self, states=states, feeds=self.feeds + other.feeds)
+        return dataclasses.replace(self, states=states, samples=self.samples + other.samples)
 
     def _grown_like(self, other: Stats, name: str) -> Stats:
         """With as many bins in a histogram as the other has, if that has more."""
@@ -196,7 +196,7 @@ def write(path: str | os.PathLike[str], stats: Stats, extra: Mapping[str, Any]) 
         "config": stats.config.to_dict(),
         "tensors": stats.tensors,
         "observers": {name: _described(o) for name, o in stats.observers.items()},
-        "feeds": stats.feeds,
+        "feeds": stats.samples,
         "extra": extra,
     }
     # One key of metadata: their order in the file is not defined.
@@ -214,12 +214,12 @@ def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
         if header["version"] != _VERSION:
             raise DataError(f"{path} is of version {header['version']}; this jq reads version {_VERSION}")
         observers = {name: _observer(fields) for name, fields in header["observers"].items()}
-        found: dict[str, dict[str, dict[str, np.ndarray]]] = {k: {o: {} for o in observers} for k in ("state", "place")}
+        parts: dict[str, dict[str, dict[str, np.ndarray]]] = {k: {o: {} for o in observers} for k in ("state", "place")}
         for key, array in arrays.items():
             kind, observer, leaf = key.split("/")
-            found[kind][observer][leaf] = array
-        config, tensors, feeds = QuantConfig.from_dict(header["config"]), header["tensors"], int(header["feeds"])
-        stats = Stats(config, tensors, observers, found["place"], found["state"], feeds)
+            parts[kind][observer][leaf] = array
+        config, tensors, samples = QuantConfig.from_dict(header["config"]), header["tensors"], int(header["feeds"])
+        stats = Stats(config, tensors, observers, parts["place"], parts["state"], samples)
         _check(stats)
         extra = header["extra"]
     except Error:
@@ -237,9 +237,9 @@ def _check(stats: Stats) -> None:
         rows = sum(counts[name] for counts in stats.tensors.values())
         place = {} if observer.extent is None else observer.place(np.zeros(rows), np.ones(rows))
         state = wide(observer.init(rows, place))
-        for found, expected in ((stats.places[name], place), (stats.states[name], state)):
-            if _types(found) != _types(expected):
-                raise DataError(f"observer {name!r} of {rows} rows has {_types(found)}; expected {_types(expected)}")
+        for given, expected in ((stats.places[name], place), (stats.states[name], state)):
+            if _types(given) != _types(expected):
+                raise DataError(f"observer {name!r} of {rows} rows has {_types(given)}; expected {_types(expected)}")
 
 
 def _types(arrays: Mapping[str, Any]) -> dict[str, str]:
@@ -256,10 +256,10 @@ def _observer(described: Mapping[str, Any]) -> Observer:
     kinds: list[type[Observer]] = [Observer]
     for kind in kinds:  # which grows meanwhile
         kinds += kind.__subclasses__()
-    found = {kind.__name__: kind for kind in kinds}
+    known = {kind.__name__: kind for kind in kinds}
     name, fields = described["kind"], {k: v for k, v in described.items() if k != "kind"}
-    if name not in found:
+    if name not in known:
         raise DataError(f"no observer {name!r} is known here: import the module that defines it first")
     values: dict[str, Any] = {k: Integer(**v) if isinstance(v, dict) else v for k, v in fields.items()}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return found[name](**values)
+    return known[name](**values)

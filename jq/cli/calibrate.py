@@ -46,8 +46,8 @@ def calibrate(
     }
     columns = ("tensor", "low", "high", "scale", "zero point")
     cells = [(t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()]
-    document = {"samples": stats.feeds, "config": options.to_dict(), "tensors": rows}
-    answer(as_json, document, table(columns, cells, f"{model.name}: {options.method} on {stats.feeds} samples"))
+    document = {"samples": stats.samples, "config": options.to_dict(), "tensors": rows}
+    answer(as_json, document, table(columns, cells, f"{model.name}: {options.method} on {stats.samples} samples"))
 
 
 def _scale(qparams: jq.QParams) -> str:

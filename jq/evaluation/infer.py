@@ -83,7 +83,7 @@ def samples(
     limit: int | None = None,
     original: ModelLike | None = None,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Yield a name and the outputs for each feed of the source, as the model gives them.
+    """Yield a name and the outputs for each sample of the source, as the model gives them.
 
     `original` is what the graph was loaded from: onnxruntime reads a large model from its file.
 
@@ -97,20 +97,20 @@ def samples(
     # Files that differ in their ending only have one name.
     named = source.names if source.names and len(set(source.names)) == len(source.names) else None
     with progress_bar("infer", source.length) as advance:
-        for i, feed in enumerate(source.samples()):
-            yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(feed).items()}
+        for i, sample in enumerate(source.samples()):
+            yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(sample).items()}
             advance(1)
 
 
 def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
-    """Return the function from one feed to the outputs that a name stands for."""
+    """Return the function from one sample to the outputs, by the reading's name."""
     if reading == "onnxruntime":
         return onnxruntime_reading(graph if original is None else original)
     if reading == "jq":
         import jax
 
         fn, params = jax.jit(trace(graph)), pack(graph)
-        return lambda feed: fn(params, feed)
+        return lambda sample: fn(params, sample)
     if reading in TARGETS:
         return load_chip(graph, reading)
     raise ConfigError(f"there is no reading {reading!r}; there are {', '.join(READINGS)}.{suggest(reading, READINGS)}")

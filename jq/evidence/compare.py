@@ -117,7 +117,7 @@ def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[TensorRow])
 
 @dataclasses.dataclass(frozen=True)
 class _Figures:
-    """What was summed of a tensor, with its channels' factors undone: see `compare` for the equations."""
+    """The sums of a tensor, with its channels' factors undone: see `compare` for the equations."""
 
     lost: float  # squares of the whole error
     own: float  # of what is made here
@@ -172,24 +172,26 @@ def _decibels(signal: float, noise: float) -> float | None:
 
 
 def _row(
-    pair: Pair, figures: _Figures, name: str, found: QParams | None, activation: bool, **details: Any
+    pair: Pair, figures: _Figures, name: str, qparams: QParams | None, activation: bool, **details: Any
 ) -> TensorRow:
     """The row of a tensor, called `name` in the quantized model."""
     change, constrained, reason = None, False, "not finite"
     if figures.finite:
         change = figures.better()
-        if change is not None and found is not None and name in pair.plan:
-            constrained = not pair.allows(name, dataclasses.replace(found, scale=found.scale * power_of_two(change)))
+        if change is not None and qparams is not None and name in pair.plan:
+            constrained = not pair.allows(
+                name, dataclasses.replace(qparams, scale=qparams.scale * power_of_two(change))
+            )
         reason = _reason(figures, activation, constrained)
-    better = None if change is None or found is None else int(found.exponent) + change
+    better = None if change is None or qparams is None else int(qparams.exponent) + change
     return TensorRow(
         kind="activation" if activation else "weight",
-        **described(found),
+        **described(qparams),
         low=figures.low if math.isfinite(figures.low) else None,
         high=figures.high if math.isfinite(figures.high) else None,
         sqnr=figures.sqnr if figures.finite else None,
         moves=(),
-        error=figures.deviation(found is not None, better) if figures.finite else None,
+        error=figures.deviation(qparams is not None, better) if figures.finite else None,
         reason=reason,
         **details,
     )
@@ -218,7 +220,7 @@ def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
         own=own,
         clipped=clipped,
         shift=float(np.square(shift).sum() * shift.size / sums["size"]),  # each channel has as many elements
-        near=dict(zip(tried(tensor.found), map(float, sums["near"]), strict=True)),
+        near=dict(zip(tried(tensor.qparams), map(float, sums["near"]), strict=True)),
         beyond=beyond,
         xx=float(xx.sum()),
         xy=float((xy / gains).sum()),
@@ -234,7 +236,7 @@ def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
         step.pair,
         figures,
         tensor.twin,
-        tensor.found,
+        tensor.qparams,
         True,
         tensor=tensor.name,
         node=node.label if node else "",
@@ -248,16 +250,16 @@ def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str,
     """The rows of the quantized weights that the float model has, too; tensors are by their quantized names."""
     graph, axes = pair.quantized, channel_axes(pair.quantized)
     for name, (x, back) in pair.weights.items():
-        found, node = pair.plan.weights[name], graph.consumers[name][0]
+        qparams, node = pair.plan.weights[name], graph.consumers[name][0]
         around = {t: totals[tensors[t].name].gains for t in (*node.inputs[:1], *node.outputs) if t in tensors}
         made = tensors.get(node.outputs[0])
         x = x.astype(np.float64)
         factors = _factors(x, back, around, around.get(node.outputs[0]))
         yield _row(
             pair,
-            _figures_of_weight(x, back, found, factors),
+            _figures_of_weight(x, back, qparams, factors),
             name,
-            found,
+            qparams,
             False,
             tensor=name,
             node=node.label,
@@ -268,12 +270,12 @@ def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str,
         )
 
 
-def _figures_of_weight(x: np.ndarray, back: np.ndarray, found: QParams, factors: np.ndarray) -> _Figures:
+def _figures_of_weight(x: np.ndarray, back: np.ndarray, qparams: QParams, factors: np.ndarray) -> _Figures:
     scaled = (x * factors).astype(np.float32)
-    y, ends = back / factors, ends_of(found)
-    lost, made = y - x, found.given_back(scaled) / factors - x
+    y, ends = back / factors, ends_of(qparams)
+    lost, made = y - x, qparams.given_back(scaled) / factors - x
     beyond = np.zeros(x.shape, bool) if ends is None else (scaled < ends[0]) | (scaled > ends[1])
-    near = {k: dataclasses.replace(found, scale=found.scale * power_of_two(k), coded=None) for k in tried(found)}
+    near = {k: dataclasses.replace(qparams, scale=qparams.scale * power_of_two(k), coded=None) for k in tried(qparams)}
     return _Figures(
         lost=float(np.square(lost).sum()),
         own=float(np.square(made).sum()),

@@ -51,7 +51,7 @@ _EQUALIZED = 0.5  # octaves that some channel is scaled by
 _EXPLAINED = 0.5  # of the error, the most that may be left when that is undone
 _OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
 _ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
-# What tools append to the name of a tensor, for what they make of it.
+# Endings that tools append to the name of a tensor.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
 _TINY = 1e-30
 
@@ -113,9 +113,11 @@ class Pair:
         """How many of the NPU's constraints the plan breaks."""
         return len(violations(self.quantized, self.plan, presets["XINT8"]))
 
-    def allows(self, tensor: str, found: QParams) -> bool:
+    def allows(self, tensor: str, qparams: QParams) -> bool:
         """Whether the NPU could have the tensor quantized so, all others being as they are."""
-        return len(violations(self.quantized, self.plan.replace({tensor: found}), presets["XINT8"])) <= self.violations
+        return (
+            len(violations(self.quantized, self.plan.replace({tensor: qparams}), presets["XINT8"])) <= self.violations
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,14 +128,14 @@ class Tensor:
     twin: str  # in the quantized one
     channels: int  # along the second axis; 1 where that may have any length
     depth: int  # its place in the order of the quantized model
-    found: QParams | None  # how the quantized model rounds it
+    qparams: QParams | None  # how the quantized model rounds it
     coded: bool  # whether the quantized model has the codes
 
 
-def tried(found: QParams | None) -> tuple[int, ...]:
+def tried(qparams: QParams | None) -> tuple[int, ...]:
     """By how much an exponent is changed, to see whether another is better; nothing where there is none."""
-    short = found is not None and isinstance(found.grid, Integer) and found.grid.bits <= 16
-    return NEIGHBOURS if found is not None and short and not found.dynamic and found.is_power_of_two else ()
+    short = qparams is not None and isinstance(qparams.grid, Integer) and qparams.grid.bits <= 16
+    return NEIGHBOURS if qparams is not None and short and not qparams.dynamic and qparams.is_power_of_two else ()
 
 
 def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Tensor]:
@@ -144,7 +146,7 @@ def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Ten
         stem = stem_of(name, ours)
         if stem is not None and ours[stem].shape == theirs[name].shape:
             twins[stem] = depth, name  # of several forms the last, which is the one that is read
-    found = []
+    tensors = []
     for name, (depth, twin) in twins.items():
         qparams, coded = pair.plan.activations.get(twin), False
         if not jnp.issubdtype(theirs[twin].dtype, jnp.floating):
@@ -154,8 +156,8 @@ def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Ten
         shape, declared = tuple(ours[name].shape), pair.original.values.get(name)
         fixed = declared is not None and declared.shape is not None and len(shape) == len(declared.shape) > 1
         channels = shape[1] if fixed and isinstance(declared.shape[1], int) else 1  # type: ignore[union-attr,index]
-        found.append(Tensor(name, twin, channels, depth, qparams, coded))
-    return found
+        tensors.append(Tensor(name, twin, channels, depth, qparams, coded))
+    return tensors
 
 
 def stem_of(name: str, known: Mapping[str, Any]) -> str | None:
@@ -169,7 +171,7 @@ def stem_of(name: str, known: Mapping[str, Any]) -> str | None:
 
 
 def _grid(graph: Graph, name: str) -> QParams | None:
-    """What the codes that an integer operator makes stand for."""
+    """The scale and zero point of the codes of an integer operator."""
     grid = rounded_grid(graph, graph.producer[name]) if name in graph.producer else None
     return None if grid is None else QParams(np.float32(grid.scale), np.int32(grid.zero_point), grid.grid)
 
@@ -221,7 +223,7 @@ class Step:
         # What both models have is one array: XLA computes what is the same in both once, and so alike.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
         other = {k: one[k] if k in same else v for k, v in other.items()}
-        return one, other, self.pair.plan, {t.name: t.found for t in self.tensors if t.found is not None}
+        return one, other, self.pair.plan, {t.name: t.qparams for t in self.tensors if t.qparams is not None}
 
     @functools.cached_property
     def _program(self) -> Program:
@@ -254,14 +256,14 @@ def _arrays(reading: Traced, plan: Plan, params: Mapping[str, Any], sample: Samp
     return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
 
 
-def _sums(tensor: Tensor, x: Any, y: Any, found: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
-    """What one sample of a tensor shows; see `compare` for the equations."""
+def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
+    """The sums of one sample of a tensor; see `compare` for the equations."""
     last = layout.is_last(x) and layout.is_last(y)
     x, y = ((layout.raw if last else layout.plain)(v) for v in (x, y))
     x = x.astype(jnp.float32)
     if tensor.coded:
-        assert found is not None
-        y = (y.astype(jnp.float32) - found.zero_point) * found.scale
+        assert qparams is not None
+        y = (y.astype(jnp.float32) - qparams.zero_point) * qparams.scale
     axis = x.ndim - 1 if last else 1
     along = [-1 if i == axis else 1 for i in range(x.ndim)] if tensor.channels > 1 else [1] * x.ndim
     rest = tuple(i for i in range(x.ndim) if i != axis or tensor.channels == 1)
@@ -276,14 +278,16 @@ def _sums(tensor: Tensor, x: Any, y: Any, found: QParams | None, place: Mapping[
         return jnp.sum(v * v)
 
     made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
-    if found is not None:
-        made = own(found)
-        ends = None if tensor.found is None else ends_of(tensor.found)
+    if qparams is not None:
+        made = own(qparams)
+        ends = None if tensor.qparams is None else ends_of(tensor.qparams)
         if ends is not None:
             beyond = (scaled < ends[0]) | (scaled > ends[1])
             unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     # Whether there is an exponent is known of the tensor's own, not while tracing.
-    near = [dataclasses.replace(found, scale=found.scale * 2.0**k) for k in tried(tensor.found) if found is not None]
+    near = [
+        dataclasses.replace(qparams, scale=qparams.scale * 2.0**k) for k in tried(tensor.qparams) if qparams is not None
+    ]
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
@@ -361,7 +365,7 @@ def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
     public = {v.name for v in (*pair.original.inputs, *pair.original.outputs)}
     alike = tensor.name in public or not pair.equalized
     gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
-    ends = None if tensor.found is None else ends_of(tensor.found)
+    ends = None if tensor.qparams is None else ends_of(tensor.qparams)
     if (gains != 1).any():  # where the scaled values end is not known, but far beyond the codes no one looks
         low, high = min(0.0, low * gains.max()), max(0.0, high * gains.max())
         low, high = (low, high) if ends is None else (max(low, _BEYOND * ends[0]), min(high, _BEYOND * ends[1]))

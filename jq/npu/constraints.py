@@ -216,8 +216,8 @@ class Errors:
         if self.stats is None or name is None or "errors" not in self.stats.observers or value is None:
             return 0.0
         sizes = [d for d in (value.shape or ())[1:] if isinstance(d, int)]
-        whole = value.shape is not None and len(sizes) == len(value.shape) - 1 and self.stats.feeds
-        return float(self.stats.errors(name)["power"]) / (math.prod(sizes) * self.stats.feeds) if whole else 0.0
+        whole = value.shape is not None and len(sizes) == len(value.shape) - 1 and self.stats.samples
+        return float(self.stats.errors(name)["power"]) / (math.prod(sizes) * self.stats.samples) if whole else 0.0
 
 
 def _at_reach(reach: float, limit: float, exponent: int) -> float:

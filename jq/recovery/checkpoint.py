@@ -1,4 +1,4 @@
-"""What is tuned so far, on disk, so that a stopped run can go on from it."""
+"""Tuned units on disk, from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -47,38 +47,38 @@ class Progress:
         try:
             with safetensors.safe_open(str(path), framework="numpy") as file:
                 identity = (file.metadata() or {}).get("identity")
-                found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
         except (OSError, safetensors.SafetensorError) as error:
             raise DataError(f"{path} is no checkpoint of a finetuning: {error}") from error
         if identity != made.identity:
             raise DataError(
                 f"{path} is of another model, data or config, or of another rounding; remove it, or choose another checkpoint"
             )
-        made.arrays.update(found)
+        made.arrays.update(arrays)
         return made
 
     def done(self, stage: int) -> dict[int, Change]:
         """The changes of the units of a stage that are done."""
-        found: dict[int, Change] = {}
+        changes: dict[int, Change] = {}
         for key, array in self.arrays.items():
             where, unit, kind, tensor = key.split("/", 3)
             if int(where) != stage:
                 continue
-            arrays, scales = found.setdefault(int(unit), ({}, {}))
+            arrays, scales = changes.setdefault(int(unit), ({}, {}))
             if kind == "array":
                 arrays[tensor] = array
             elif kind == "scale":
                 scales[tensor] = dataclasses.replace(self.plan[tensor], scale=array[()])
-        return found
+        return changes
 
     def keep(self, stage: int, unit: int, arrays: Mapping[str, Any], scales: Mapping[str, QParams]) -> None:
         """Add what a unit's tuning changed."""
         if self.path is None:
             return
-        found = {f"array/{k}": np.asarray(a) for k, a in arrays.items()}
-        found |= {f"scale/{k}": np.asarray(q.scale) for k, q in scales.items()}
+        changed = {f"array/{k}": np.asarray(a) for k, a in arrays.items()}
+        changed |= {f"scale/{k}": np.asarray(q.scale) for k, q in scales.items()}
         self.arrays.update(
-            {f"{stage}/{unit}/{k}": np.ascontiguousarray(a) for k, a in (found or {"none/": np.zeros(1)}).items()}
+            {f"{stage}/{unit}/{k}": np.ascontiguousarray(a) for k, a in (changed or {"none/": np.zeros(1)}).items()}
         )
         files.write(self.path, safetensors.numpy.save(self.arrays, {"identity": self.identity}))
 

@@ -1,4 +1,4 @@
-"""What flows between the units of a network: tensors of all calibration data, in small types, in memory or on disk."""
+"""Tensors between the units of a network, of all calibration data, in small types, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jq.plan import QParams, QTensor
 Array = Any
 CHUNK_BYTES = 12 << 20  # of the largest tensor of a unit, in a chunk of the data
 _CHUNKS = 4  # and no fewer
-_SEQUENCE = 4  # dims of (feeds, batch, steps, features), which is no image
+_SEQUENCE = 4  # dims of (samples, batch, steps, features), which is no image
 _FINEST = -100  # exponent of a scale, well inside those that devices do not flush to zero
 _HALF, _BEYOND = 15, 4  # exponent of what half precision can hold, and how far a tensor may go beyond its plan's range
 
@@ -88,7 +88,7 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 def regrouped(chunks: list[Kept], size: int) -> Iterator[Kept]:
-    """The same feeds in chunks of another size, of which one divides the other; the last may come several times.
+    """Yield the same samples in chunks of another size, of which one divides the other; the last may come several times.
 
     The list is emptied on the way, so that a tensor, the largest thing in memory, is never there twice.
     """
@@ -113,17 +113,17 @@ class Store:
     folder: Path | None = None
     _names: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
-    def size_for(self, feed_bytes: int) -> int:
-        """How many feeds a chunk has where the largest tensor of one has so many bytes: twice as many, or four times."""
-        least, feeds = len(self.valid[0]), sum(map(len, self.valid))
-        most = max(least, min(CHUNK_BYTES // max(1, feed_bytes), feeds // _CHUNKS))
+    def size_for(self, sample_bytes: int) -> int:
+        """The samples of a chunk where the largest tensor of one has `sample_bytes`: a power of two times the least."""
+        least, samples = len(self.valid[0]), sum(map(len, self.valid))
+        most = max(least, min(CHUNK_BYTES // max(1, sample_bytes), samples // _CHUNKS))
         return least << (most // least).bit_length() - 1
 
     def valid_of(self, size: int) -> list[np.ndarray]:
-        """For chunks of this size, which of their feeds are there for the first time."""
-        feeds = sum(int(v.sum()) for v in self.valid)
+        """Masks of chunks of this size: which of their samples are there for the first time."""
+        samples = sum(int(v.sum()) for v in self.valid)
         count = -(-sum(map(len, self.valid)) // size)
-        return list((np.arange(count * size) < feeds).reshape(count, size))
+        return list((np.arange(count * size) < samples).reshape(count, size))
 
     def keep(self, chunks: Iterable[Kept]) -> list[Kept]:
         """The chunks of a tensor, read from disk when they are needed if there is a folder."""

@@ -2,7 +2,7 @@
 
 A run is a path of steps: load, prepare, equalize, calibrate, the stages of finetuning, measure. Runs whose first steps
 are the same, with the same data, options and seed as far as a step asks for them, are one until they part; so runs form
-a tree, which is walked in depth. What is compiled hangs on structure alone: learning rates, steps, strengths and seeds
+a tree, which is walked in depth. Programs depend on structure alone: learning rates, steps, strengths and seeds
 are arguments, and one program serves all the runs of a group.
 
 Runs are not stacked with `vmap`, though they could be: of four runs, rounding by a layer's form takes 0.9 of the time of
@@ -77,7 +77,7 @@ class Run:
     subject: str
     name: str  # of its config
     config: QuantConfig  # with its seed
-    hash: str  # of all that its numbers hang on
+    hash: str  # of all that its numbers depend on
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def _drawn(run: Run) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Work:
-    """What there is to do, and what a table holds already."""
+    """The groups of runs to do, and the rows that a table holds already."""
 
     groups: tuple[Group, ...]
     done: tuple[Row, ...]
@@ -115,7 +115,7 @@ def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None)
     """Return a row for each config on each model with each seed; append them to `output`, .jsonl or .csv.
 
     Rows that the file has already, by a hash of model, data, config, seed and versions, are not computed again, so that
-    a run that was killed goes on. Numbers are those of `jq.quantize`, bit by bit. Rows of seeds on which nothing hangs
+    a run that was killed goes on. Numbers are those of `jq.quantize`, bit by bit. Rows of seeds on which nothing depends
     repeat the first one's and name it. `added_seconds` is what a row took beyond the rows before it, `seconds` what all
     of its steps took, whoever they were done for, and `megabytes` the peak of the process until then.
 
@@ -152,12 +152,12 @@ def _work(experiment: Experiment, sources: Mapping[str, _Source], rows: Sequence
     done = {row["hash"]: row for row in rows}
     runs = runs_of(experiment, sources)
     left = _by([r for r in runs if r.hash not in done], lambda r: (r.subject, _trunk(r, sources[r.subject])))
-    groups = tuple(Group(subject, config, tuple(found)) for (subject, config), found in left)
+    groups = tuple(Group(subject, config, tuple(alike)) for (subject, config), alike in left)
     return Work(groups, tuple(done[r.hash] for r in runs if r.hash in done))
 
 
 def _trunk(run: Run, source: _Source) -> QuantConfig:
-    """What the steps before finetuning are told. Only random data hang on the seed there."""
+    """The config of the steps before finetuning, where only random data depend on the seed."""
     plain = QuantConfig()
     return run.config.replace(
         **{name: getattr(plain, name) for name in _TUNING}, seed=run.config.seed if source.random else 0
@@ -166,10 +166,10 @@ def _trunk(run: Run, source: _Source) -> QuantConfig:
 
 def _by(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
     """Items of like keys together, in the order of their first."""
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.items())
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.items())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,23 +194,23 @@ def _opened(subject: Subject) -> _Source:
     evaluation = data if subject.evaluation is None else readable_again(subject.evaluation, graph.inputs)
     if evaluation is None:
         raise DataError("an ablation without data needs evaluation data: random data of each seed cannot be compared")
-    feeds = [
+    digests = [
         [] if part is None else map(digest, open_source(part, graph.inputs).samples()) for part in (data, evaluation)
     ]
     labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
-    return _Source(graph, data, evaluation, subject.labels, digest(graph, *map(list, feeds), labels))
+    return _Source(graph, data, evaluation, subject.labels, digest(graph, *map(list, digests), labels))
 
 
 def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]:
     """Return all runs: by model, then config, then seed."""
-    found = []
+    runs = []
     for subject, source in sources.items():
         for name, config in experiment.configs.items():
             for seed in experiment.seeds:
                 own = config.replace(seed=seed)
                 identity = digest(source.identity, own.to_dict(), __version__, jax.__version__, _JAXLIB)
-                found.append(Run(subject, name, own, identity[:16]))
-    return found
+                runs.append(Run(subject, name, own, identity[:16]))
+    return runs
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]
 
 
 def _rows(group: Group, source: _Source, bench: _Bench) -> Iterator[Row]:
-    """The rows of a group, as they are found."""
+    """The rows of a group, one by one."""
     start = time.perf_counter()
     any_tuning = next((r.config.finetune for r in group.runs if r.stages), None)
     # With a stage named the data stay readable; no step of these looks further at it.
@@ -229,14 +229,14 @@ def _rows(group: Group, source: _Source, bench: _Bench) -> Iterator[Row]:
     last = start
     for runs, graph, params, plan, seconds in tree.leaves(group.runs):
         begun = time.perf_counter()
-        found = measured(graph, params, plan)
+        measures = measured(graph, params, plan)
         now = time.perf_counter()
         for i, run in enumerate(runs):
             first = next(r for r in runs if r.name == run.name)
             yield {
                 "hash": run.hash, "model": run.subject, "config": run.name, "seed": run.config.seed,
                 "same_as_seed": None if first is run else first.config.seed,
-                "options": json.dumps(_options(run.config)), **found,
+                "options": json.dumps(_options(run.config)), **measures,
                 "seconds": round(spent + seconds + now - begun, 3), "added_seconds": 0.0 if i else round(now - last, 3),
                 "megabytes": _peak(), "digest": _digest(params, plan), "jq": __version__, "jax": jax.__version__,
                 "jaxlib": _JAXLIB,
@@ -246,7 +246,7 @@ def _rows(group: Group, source: _Source, bench: _Bench) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tree:
-    """What runs of a group share."""
+    """The steps that runs of a group share."""
 
     common: Calibrated
     config: QuantConfig
@@ -256,8 +256,8 @@ class _Tree:
         plain = [r for r in runs if not r.stages or not len(self.common.plan)]
         if plain:
             start = time.perf_counter()
-            found = corrected(self.common, plain[0].config)
-            yield plain, found.graph, found.graph.params, found.plan, time.perf_counter() - start
+            result = corrected(self.common, plain[0].config)
+            yield plain, result.graph, result.graph.params, result.plan, time.perf_counter() - start
         if tuned := [r for r in runs if r not in plain]:
             check_tunable(tuned[0].config, self.common.plan)
             yield from self._below(tuned, 0, dict(self.common.graph.params), self.common.plan, 0.0)
@@ -271,11 +271,11 @@ class _Tree:
         for _, alike in _by([r for r in runs if r not in ended], lambda r: self._step(r, number)):
             start, config = time.perf_counter(), alike[0].config
             group = self._units[kind_of(alike[0].stages[number])]
-            found = tune_stage(self.common.graph, params, plan, group, self._store, config, number)
-            yield from self._below(alike, number + 1, *found, spent + time.perf_counter() - start)
+            tuned = tune_stage(self.common.graph, params, plan, group, self._store, config, number)
+            yield from self._below(alike, number + 1, *tuned, spent + time.perf_counter() - start)
 
     def _step(self, run: Run, number: int) -> tuple[Any, ...]:
-        """All that a stage of a run hangs on besides what came before."""
+        """All that a stage of a run depends on besides the stages before."""
         stage, config = run.stages[number], run.config
         numbers = (config.finetune_steps, config.finetune_rate) if stage != "bias" else ()
         if not draws(stage, self._units[kind_of(stage)], self.common.plan):
@@ -292,21 +292,21 @@ class _Tree:
 
 
 def _options(config: QuantConfig) -> dict[str, Any]:
-    """What differs from the defaults, but the seed."""
+    """The options that differ from the defaults, but for the seed."""
     default = QuantConfig().to_dict()
     return {k: v for k, v in config.to_dict().items() if v != default[k] and k != "seed"}
 
 
 def _digest(params: Mapping[str, Any], plan: Plan) -> str:
     """A hash of weights and plan, in the form of the tables that are published: equal bytes, equal digest."""
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for name in sorted(params):
-        found.update(name.encode() + np.ascontiguousarray(params[name]).tobytes())
+        whole.update(name.encode() + np.ascontiguousarray(params[name]).tobytes())
     for name in sorted(plan):
         q = plan[name]
-        found.update(repr((name, q.grid, q.axis, q.dynamic)).encode())
-        found.update(np.asarray(q.scale).tobytes() + np.asarray(q.zero_point).tobytes())
-    return found.hexdigest()[:16]
+        whole.update(repr((name, q.grid, q.axis, q.dynamic)).encode())
+        whole.update(np.asarray(q.scale).tobytes() + np.asarray(q.zero_point).tobytes())
+    return whole.hexdigest()[:16]
 
 
 def _peak() -> int:
@@ -324,7 +324,7 @@ Measure = Callable[[Graph, Mapping[str, Any], Plan], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Bench:
-    """The evaluation data of a model, and what the float model makes of them."""
+    """The evaluation data of a model, and the float model's outputs on them."""
 
     stream: Stream
     batches: list[Batch]
@@ -354,12 +354,12 @@ class _Bench:
 
         return measure
 
-    def _compared(self, found: list[np.ndarray]) -> dict[str, Any]:
-        pairs = [(a, b) for a, b in zip(self.reference, found, strict=True) if a.dtype.kind == "f"]
+    def _compared(self, outputs: list[np.ndarray]) -> dict[str, Any]:
+        pairs = [(a, b) for a, b in zip(self.reference, outputs, strict=True) if a.dtype.kind == "f"]
         signal = sum(float(np.sum(np.square(a, dtype=np.float64))) for a, _ in pairs)
         noise = sum(float(np.sum(np.square(a.astype(np.float64) - b))) for a, b in pairs)
         sqnr = decibels(signal, noise) if signal and noise else None
-        samples, classes = len(found[0]), [p for p in pairs if p[0].ndim <= 3 and p[0].shape[-1] > 1]
+        samples, classes = len(outputs[0]), [p for p in pairs if p[0].ndim <= 3 and p[0].shape[-1] > 1]
         row: dict[str, Any] = {"samples": samples, "sqnr": sqnr}
         row |= dict.fromkeys(("float_top1", "top1", "agreement", "kl"))
         if classes:

@@ -153,7 +153,7 @@ class TestAgainstOnnxruntime:
     def test_errors(self, graph, data, oracle, parts):
         """Without what a Relu or a Clip alone reads, whose range is the output's."""
         stats = jq.calibrate(graph, data, QuantConfig(batch=8, error_parts=parts))
-        assert stats.feeds == 17
+        assert stats.samples == 17
         assert_like_numpy(stats, oracle, absent={"conv", "neg"})
         for name in stats.tensors:
             assert_minmse(stats.best_exponent(name), oracle[name], UINT8)
@@ -328,7 +328,7 @@ class TestData:
         x[16] *= 1.25  # what fills the batch up would show
         one, *others = (jq.calibrate(line, x, QuantConfig(method=method, batch=b)) for b in (1, 8, 16, 32))
         for other in others:
-            assert other.feeds == one.feeds == 17
+            assert other.samples == one.samples == 17
             for name, state in one.states.items():
                 for leaf, value in state.items():
                     exact = leaf in ("low", "high", "count", "counts")
@@ -407,7 +407,7 @@ class TestGrowth:
         x[40:] *= np.float32(factor)
         for data in (x, list(x[:, None]), Again(x)):
             stats = jq.calibrate(line, data, QuantConfig(batch=batch))
-            assert stats.feeds == 48
+            assert stats.samples == 48
             assert_minmse(stats.best_exponent("x"), x, UINT8)
             assert_minmse(stats.best_exponent("y"), np.tanh(x), UINT8)
             found = stats.errors("x")
@@ -473,7 +473,7 @@ class TestLike:
         whole = jq.calibrate(line, samples, config)
         first = jq.calibrate(line, samples[:32], config)
         merged = first.merge(jq.calibrate(line, samples[32:], config, like=first))
-        assert merged.feeds == 48 and exponents(line, merged) == exponents(line, whole)
+        assert merged.samples == 48 and exponents(line, merged) == exponents(line, whole)
         for name, state in whole.states.items():
             for leaf, value in state.items():
                 exact = leaf in ("low", "high", "count", "counts")
@@ -518,9 +518,9 @@ class TestCheckpoint:
         with pytest.raises(RuntimeError, match="disk"):
             jq.calibrate(line, stopped, config, checkpoint=path)
         if stop > 36:
-            assert path.exists() and jq.Stats.load(path).feeds % 4 == 0
+            assert path.exists() and jq.Stats.load(path).samples % 4 == 0
         resumed = jq.calibrate(line, Again(x), config, checkpoint=path)
-        assert not path.exists() and resumed.feeds == 48
+        assert not path.exists() and resumed.samples == 48
         assert bytes_of(resumed, tmp_path) == bytes_of(jq.calibrate(line, Again(x), config), tmp_path)
 
     def test_does_not_read_again_what_was_counted(self, line, samples, tmp_path):
@@ -538,9 +538,9 @@ class TestCheckpoint:
         with pytest.raises(RuntimeError):
             jq.calibrate(line, data, QuantConfig(batch=4), checkpoint=tmp_path / "c")
         seen = jq.Stats.load(tmp_path / "c")
-        assert 32 <= seen.feeds < 48
+        assert 32 <= seen.samples < 48
         data.stop = None
-        assert jq.calibrate(line, data, QuantConfig(batch=4), checkpoint=tmp_path / "c").feeds == 48
+        assert jq.calibrate(line, data, QuantConfig(batch=4), checkpoint=tmp_path / "c").samples == 48
 
     @pytest.mark.parametrize("stop", [52, 60, 90])
     def test_in_the_second_pass(self, line, samples, stop, tmp_path):
@@ -574,7 +574,7 @@ class TestCheckpoint:
         ]:
             with pytest.raises(jq.DataError, match="another model, config or data"):
                 jq.calibrate(graph, data, options, checkpoint=path)
-        assert jq.calibrate(line, Again(samples), config, checkpoint=path).feeds == 48
+        assert jq.calibrate(line, Again(samples), config, checkpoint=path).samples == 48
 
     def test_refuses_that_of_another_constant(self, samples, tmp_path):
         """That differs in the middle of 2,000 elements, which numpy does not print."""
@@ -591,7 +591,7 @@ class TestCheckpoint:
         other[1000] = 7
         with pytest.raises(jq.DataError, match="another model, config or data"):
             jq.calibrate(gather(other), Again(samples), QuantConfig(batch=4), checkpoint=path)
-        assert jq.calibrate(gather(indices), Again(samples), QuantConfig(batch=4), checkpoint=path).feeds == 48
+        assert jq.calibrate(gather(indices), Again(samples), QuantConfig(batch=4), checkpoint=path).samples == 48
 
     def test_a_damaged_one_is_an_error_of_ours(self, line, samples, tmp_path):
         (tmp_path / "c").write_bytes(b"damaged")
@@ -653,7 +653,7 @@ for count in (1, 8):
 
 
 def assert_same_statistics(a, b, graph):
-    assert a.feeds == b.feeds and a.tensors == b.tensors
+    assert a.samples == b.samples and a.tensors == b.tensors
     for name, state in a.states.items():
         for leaf, value in state.items():
             exact = leaf in ("low", "high", "count", "counts")

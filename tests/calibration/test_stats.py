@@ -54,7 +54,7 @@ def test_round_trip(graph, stats_of, name, tmp_path):
     stats = stats_of(name)
     stats.save(tmp_path / "deep" / "a.safetensors")
     loaded = jq.Stats.load(tmp_path / "deep" / "a.safetensors")
-    assert (loaded.config, loaded.tensors, loaded.feeds) == (stats.config, stats.tensors, 12)
+    assert (loaded.config, loaded.tensors, loaded.samples) == (stats.config, stats.tensors, 12)
     assert loaded.observers == stats.observers and list(loaded.observers) == list(stats.observers)
     for ours, theirs in ((loaded.states, stats.states), (loaded.places, stats.places)):
         assert ours.keys() == theirs.keys()
@@ -74,7 +74,7 @@ def test_round_trip(graph, stats_of, name, tmp_path):
     assert bytes_of == (tmp_path / "b.safetensors").read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"deep", "b.safetensors"}  # no draft left
     merged = loaded.merge(stats)
-    assert merged.feeds == 24 and merged.range("x") == pytest.approx(stats.range("x"), rel=2)
+    assert merged.samples == 24 and merged.range("x") == pytest.approx(stats.range("x"), rel=2)
 
 
 def test_bytes_are_the_same_each_time(graph, stats_of, tmp_path):
