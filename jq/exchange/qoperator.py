@@ -131,6 +131,11 @@ class _Site:
         one_type = {c.dtype for c in (*sources, *self.outputs)}
         return sources if len(sources) == len(indices) and len(one_type) == 1 and one_type <= types else None
 
+    def operands(self, *indices: int) -> tuple[Operand, ...] | None:
+        """Return tensor, scale and zero point of each of these inputs, if `read` has them."""
+        sources = self.read(*indices)
+        return None if sources is None else tuple(o for c in sources for o in c.operands)
+
     def given(self, index: int) -> str:
         """The tensor of an optional input; empty if there is none."""
         return self.node.inputs[index] if index < len(self.node.inputs) else ""
@@ -332,10 +337,9 @@ def _fits(site: _Site, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray],
 
 def _elementwise(site: _Site, op_type: str, attrs: Sequence[str] = ()) -> _Made | None:
     """Convert an elementwise operator whose inputs are all quantized, in ONNX's order."""
-    sources = site.read(*range(len(site.node.inputs)))
-    if sources is None:
+    inputs = site.operands(*range(len(site.node.inputs)))
+    if inputs is None:
         return None
-    inputs = (o for c in sources for o in c.operands)
     return _Made(op_type, (*inputs, *site.outputs[0].written), {k: site.attrs[k] for k in attrs})
 
 
@@ -363,19 +367,15 @@ def _softmax(site: _Site) -> _Made | None:
 
 
 def _concat(site: _Site) -> _Made | None:
-    sources = site.read(*range(len(site.node.inputs)))
-    if sources is None:
+    inputs = site.operands(*range(len(site.node.inputs)))
+    if inputs is None:
         return None
-    inputs = (o for c in sources for o in c.operands)
     return _Made("QLinearConcat", (*site.outputs[0].written, *inputs), {"axis": site.attrs["axis"]})
 
 
 def _where(site: _Site) -> _Made | None:
-    sources = site.read(1, 2)
-    if sources is None:
-        return None
-    inputs = (o for c in sources for o in c.operands)
-    return _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].written))
+    inputs = site.operands(1, 2)
+    return None if inputs is None else _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].written))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _WIDEST = 16  # bits of codes that float32 arithmetic makes of any value without
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Quantizer:
-    """Nodes that round a tensor, and the names of what they make of it."""
+    """Nodes that round a tensor, and the names of their results."""
 
     source: str  # the tensor, or the codes of a weight
     qparams: QParams

@@ -1,8 +1,8 @@
 """Second-order estimates for all tensors at once, from one forward pass and a few backward ones.
 
 For scores z(x) the curvature of the loss at the float network is J'HJ, with H the loss's Hessian in z and J the Jacobian
-of the scores: the generalized Gauss-Newton matrix, for kl the Fisher information. A random v with E[vv'] = H makes of it
-squares of v'J, which one backward pass gives for every tensor: Martens, arXiv:1412.1193.
+of the scores: the generalized Gauss-Newton matrix, for kl the Fisher information. With a random v, E[vv'] = H, it is the
+mean of squares of v'J, which one backward pass gives for every tensor: Martens, arXiv:1412.1193.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def estimate(
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> np.ndarray:
-    """Return for each sample and group about which loss quantizing that group alone gives: E[(v'J d)^2] / 2.
+    """Return an estimate, for each sample and group, of the loss of quantizing that group alone: E[(v'J d)^2] / 2.
 
     d is what rounding changes in the float network. Each group has a dial, 0 for floats and 1 for codes, and v'Jd is the
     derivative with respect to it.
@@ -89,8 +89,8 @@ def fisher(
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> images, _ = jq.zoo.calibration_set()
-    >>> found = fisher(graph, images[:4], tensors=["input", "stem.weight"])
-    >>> {k: v.shape for k, v in found.items()}
+    >>> squares = fisher(graph, images[:4], tensors=["input", "stem.weight"])
+    >>> {k: v.shape for k, v in squares.items()}
     {'input': (1,), 'stem.weight': (24,)}
     """
     check_loss(loss, CURVED)
@@ -176,7 +176,7 @@ def hessian_trace(
 
 @contextlib.contextmanager
 def needing_gradients(what: str) -> Iterator[None]:
-    """Name a model whose outputs have none: JAX says so, by a ValueError, of loops whose turns hang on data."""
+    """Name a model whose outputs have none: JAX raises a ValueError for loops whose length depends on data."""
     try:
         yield
     except ValueError as error:

@@ -63,14 +63,14 @@ class Sensitivity:
     rows: tuple[SensitivityRow, ...]
 
     def __getitem__(self, name: str) -> SensitivityRow:
-        found = next((r for r in self.rows if r.name == name), None)
-        if found is None:
+        row = next((r for r in self.rows if r.name == name), None)
+        if row is None:
             raise ConfigError(f"no row {name!r}.{suggest(name, [r.name for r in self.rows])}")
-        return found
+        return row
 
     @property
     def title(self) -> str:
-        """What the losses are."""
+        """One line: the loss, the samples, and how tensors were quantized."""
         what = self.kind if self.kind != "both" else "weights and activations"
         how = "quantized alone" if self.mode == "alone" else "left as it is, all others quantized"
         return f"{self.loss} on {self.samples} samples, each {self.by} {how} ({what})"
@@ -133,22 +133,22 @@ def sensitivity(
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> Sensitivity:
-    """Return what quantizing each tensor of a plan costs at the outputs, against the float network, ranked.
+    """Return the loss at the outputs that quantizing each tensor of a plan causes, against the float network, ranked.
 
     `by` "layer" takes the tensors of a node together, its weights and what it makes, or tensors under names of your own.
     `mode` "alone" quantizes nothing else; "all_but_one" all of `kind` but that. `kind` picks activations, weights or both.
-    `loss` ranks; all are measured: kl, mse, cosine (one less it) and top1 (share of samples put into another class).
+    `loss` ranks; all are measured: kl, mse, cosine (one less the cosine) and top1 (share of samples put into another class).
     `data` is what `jq.calibrate` takes, of which the first `limit` samples count.
 
-    Exact, all in one compiled walk that shares what they have in common. With `screen`, only so many are, those that
-    rank highest by a second-order estimate from `probes` backward passes per sample, and the others have that estimate.
+    All are exact, from one compiled walk that shares what they have in common. With `screen`, only that many are: those
+    that rank highest by a second-order estimate from `probes` backward passes per sample. The others have the estimate.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
     >>> images, _ = jq.zoo.calibration_set()
     >>> plan = jq.make_plan(graph, jq.calibrate(graph, images[:16]))
-    >>> found = sensitivity(graph, plan, images[:8], kind="activations")
-    >>> len(found.rows), found.rows[0].exact
+    >>> result = sensitivity(graph, plan, images[:8], kind="activations")
+    >>> len(result.rows), result.rows[0].exact
     (26, True)
     """
     check_loss(loss)
@@ -191,19 +191,19 @@ def sensitivity(
 
 def grouped(graph: Graph, plan: Plan, by: By | Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]]:
     """The tensors of a plan in the groups that are quantized together, in the order of the graph."""
-    found: dict[str, set[str]] = {}
+    groups_of: dict[str, set[str]] = {}
     if by == "tensor":
-        found = {name: {name} for name in plan}
+        groups_of = {name: {name} for name in plan}
     elif by == "layer":
         takes = absorbed(graph)
         for name in plan:
             node = _node(graph, plan, name)
             while node is not None and (before := next((i for i in node.inputs[:1] if takes.get(i) is node), None)):
                 node = graph.producer[before]  # an activation is part of the operator before it
-            found.setdefault(name if node is None else node.label, set()).add(name)
+            groups_of.setdefault(name if node is None else node.label, set()).add(name)
     elif isinstance(by, Mapping):
-        found = {name: set(tensors) for name, tensors in by.items()}
-        for name, tensors in found.items():
+        groups_of = {name: set(tensors) for name, tensors in by.items()}
+        for name, tensors in groups_of.items():
             for tensor in tensors:
                 if tensor not in plan:
                     raise ConfigError(
@@ -211,10 +211,10 @@ def grouped(graph: Graph, plan: Plan, by: By | Mapping[str, Sequence[str]]) -> d
                     )
     else:
         raise ConfigError(f"by is {by!r}; expected tensor, layer, or tensors by the names of groups")
-    if not found:
+    if not groups_of:
         raise ConfigError("the plan quantizes nothing of this kind, so there is nothing to compare")
-    order = sorted(found, key=lambda n: _place(graph, plan, frozenset(found[n]))[0])
-    return {name: frozenset(found[name]) for name in order}
+    order = sorted(groups_of, key=lambda n: _place(graph, plan, frozenset(groups_of[n]))[0])
+    return {name: frozenset(groups_of[name]) for name in order}
 
 
 def _check_screen(screen: int, loss: Loss, mode: Mode) -> None:
@@ -254,7 +254,7 @@ def _measured(
     most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
     stream, names, read = streamed(graph, source, at_once, mesh), list(named), scores(graph)
     everything, arguments = frozenset(plan), (packed(graph, params, stream), plan)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    losses_of: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, float] = {}
     for start in range(0, len(names), most):
         here = names[start : start + most]
@@ -275,6 +275,6 @@ def _measured(
         if not (finite := made.pop("finite")).all():
             raise DataError(f"sample {int(np.argmin(finite))}: the float network's outputs have NaN or Inf")
         made = {k: v.astype(np.float64) for k, v in made.items()}
-        found |= {n: {k: v[:, i] for k, v in made.items()} for i, n in enumerate(here)}
+        losses_of |= {n: {k: v[:, i] for k, v in made.items()} for i, n in enumerate(here)}
         whole = {k: float(v[:, -1].mean()) for k, v in made.items()}
-    return found, whole
+    return losses_of, whole

@@ -1,4 +1,4 @@
-"""Sequential calibration: each tensor's exponent is found on what the quantized network before it makes of the data."""
+"""Sequential calibration: each tensor's exponent is searched on the outputs of the quantized network before it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = Any
 
 def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
     """Yield ways to the plan whose activations have, layer by layer, the exponents that bring the layer's output nearest
-    to that of the float network, on what the layers before it give with the exponents that they have found.
+    to that of the float network, on the outputs of the layers before it with their own new exponents.
 
     Tensors that must be alike get the exponent of the first of them.
     """
-    found = [way]
+    ways = [way]
     first = {g[0]: g for g in moves.groups if all(t in way.plan.activations for t in g)}
 
     def tune(site: Site) -> tuple[Site, float, float]:
@@ -39,22 +39,22 @@ def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, param
             step = functools.partial(_off, site.unit.pattern, site.params, site.unit.plan(plan))
             return float(added(concurrently(step, site.codes, site.targets, site.valid)))
 
-        before = best = off(found[-1].plan)
+        before = best = off(ways[-1].plan)
         for name in site.unit.outside(site.plan.activations):
-            group, here, there = first.get(name, ()), found[-1], found[-1]
+            group, here, there = first.get(name, ()), ways[-1], ways[-1]
             for near in NEIGHBOURS if group else ():
                 exponent = int(here.plan[name].exponent)
                 trial = moves.to(here.plan, group, exponent + near)
                 if trial is not None and (loss := off(trial)) < best:
                     there, best = here.then(trial, Step(group, exponent, exponent + near, best - loss)), loss
             if there is not here:
-                found.append(there)
-        return site.replace(plan=site.unit.plan(found[-1].plan)), before, best
+                ways.append(there)
+        return site.replace(plan=site.unit.plan(ways[-1].plan)), before, best
 
-    feeds = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
-    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, feeds, moves.config, None)
+    samples = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
+    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, samples, moves.config, None)
     walk(graph, {**graph.params, **params}, way.plan, parts, store, tune)
-    yield from found[1:]
+    yield from ways[1:]
 
 
 @program(1)

@@ -1,10 +1,10 @@
-"""Errors of rounding, weighed by what they do to the outputs: MinMSE with squared gradients.
+"""Errors of rounding, weighed by their effect on the outputs: MinMSE with squared gradients.
 
 To first order an error e of a tensor changes the outputs by J e, and the square of a random projection u of that is,
 on average, |J e|^2. Its gradient g = J'u gives, of errors that come independently, the sum of g^2 e^2: the error
 table of calibration with weights. One streaming pass of the float network and its gradients makes it for all
-exponents in question. What the codes cannot reach is cut off to one side, and such errors add up: g e summed before it
-is squared counts that, but is noisy. The sum of both decides.
+exponents in question. Values that the codes cannot reach are cut off to one side, and such errors add up: the square of
+the sum of g e counts that, but is noisy. The sum of both decides.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block, Loss
 
 Array = Any
-_FEW = 4  # feeds at once
+_FEW = 4  # samples at once
 _NEAR = (2, 1, 0, -1, -2, -3)  # exponents that are compared, from the plan's own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Probe:
-    """A quantizer that rounds nothing: it adds what gradients are taken of, and keeps the tensors."""
+    """A quantizer that rounds nothing: it adds deltas, for their gradients, and keeps the tensors."""
 
     names: frozenset[str]
     deltas: Mapping[str, Array]
@@ -69,8 +69,8 @@ def at_least_cost(
     near = {g: [int(way.plan[g[0]].exponent) + n for n in _NEAR] for g in groups}
     with needing_gradients("method='weighted'"):
         tables = weighted_errors(graph, way.plan, blocks, {t: near[g] for g in groups for t in g}, loss, key)
-    feeds, here = sum(int(b.valid.sum()) for b in blocks), _NEAR.index(0)
-    costs = {g: sum(tables[t].sum(0) for t in g) / feeds for g in groups}
+    samples, here = sum(int(b.valid.sum()) for b in blocks), _NEAR.index(0)
+    costs = {g: sum(tables[t].sum(0) for t in g) / samples for g in groups}
     for group in sorted(groups, key=lambda g: costs[g].min() - costs[g][here]):
         for k in np.argsort(costs[group], kind="stable").tolist():
             if k == here:
@@ -85,16 +85,16 @@ def at_least_cost(
 def weighted_errors(
     graph: Graph, plan: Plan, blocks: Sequence[Block], exponents: Mapping[str, Sequence[int]], loss: Loss, key: Array
 ) -> dict[str, np.ndarray]:
-    """Return [2, exponents] of some activations: what rounding each adds to the loss of all feeds, about.
+    """Return [2, exponents] of some activations: estimates of what rounding each adds to the loss of all samples.
 
-    First of errors that come independently, then of those that there are, in one random direction of each feed.
+    First as if errors were independent, then of the errors as they are, in one random direction for each sample.
     """
     graph = as_planned(graph, plan)
     fn, params, names = trace(graph), pack(graph), frozenset(exponents)
     grids = {t: plan.activations[t].grid for t in names}
     places = {t: jnp.asarray(e, jnp.int32) for t, e in exponents.items()}
 
-    def of_feed(params: Any, inputs: Any, key: Array) -> dict[str, Array]:
+    def of_sample(params: Any, inputs: Any, key: Array) -> dict[str, Array]:
         def outputs(deltas: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
             probe = _Probe(names, deltas, {})
             return fn.quantized(params, probe, inputs), probe.seen
@@ -109,8 +109,8 @@ def weighted_errors(
 
     @jax.jit
     def step(params: Any, inputs: Any, valid: Array, key: Array) -> dict[str, Array]:
-        found = jax.vmap(lambda x, k: of_feed(params, x, k))(inputs, jax.random.split(key, len(valid)))
-        return jax.tree.map(lambda v: jnp.tensordot(valid.astype(jnp.float32), v, 1), found)
+        sums = jax.vmap(lambda x, k: of_sample(params, x, k))(inputs, jax.random.split(key, len(valid)))
+        return jax.tree.map(lambda v: jnp.tensordot(valid.astype(jnp.float32), v, 1), sums)
 
     given: list[tuple[Any, ...]] = []
     for block in blocks:
@@ -119,8 +119,8 @@ def weighted_errors(
             valid = block.valid[at] & (np.arange(start, start + _FEW) < len(block.valid))
             given.append(({k: v[at] for k, v in block.inputs.items()}, valid, jax.random.fold_in(key, len(given))))
     total: dict[str, np.ndarray] = {}
-    for found in concurrently(functools.partial(step, params), *zip(*given, strict=True)):
-        for k, v in found.items():
+    for sums in concurrently(functools.partial(step, params), *zip(*given, strict=True)):
+        for k, v in sums.items():
             total[k] = total.get(k, 0) + np.asarray(v, np.float64)
     return total
 

@@ -13,8 +13,8 @@ Array = Any
 
 
 def aligned(operands: Sequence[Fixed], combine: Callable[[list[Array]], Array], target: Target) -> Fixed:
-    """Return the operands combined on the finest of their grids, or on one that is so much finer than the coarsest as
-    the chip has guard bits. What lies below that is cut off.
+    """Return the operands combined on the finest of their grids, but finer than the coarsest by no more bits than the
+    chip has guard bits. Bits below that are cut off.
     """
     if not all(isinstance(x, Fixed) and x.is_codes and x.is_dyadic for x in operands):
         return NotImplemented
