@@ -11,23 +11,7 @@ from jq.research.sensitivities import Sensitivity, sensitivity
 from jq.research.tables import Results
 
 __all__ = [
-    "Experiment",
-    "FormatTable",
-    "Mixed",
-    "Results",
-    "Search",
-    "Sensitivity",
-    "Step",
-    "Subject",
-    "ablate",
-    "equalize_pow2",
-    "fisher",
-    "format_table",
-    "grid",
-    "hessian_trace",
-    "mixed_precision",
-    "read_experiment",
-    "search_exponents",
-    "sensitivity",
-    "work_of",
-]
+    "Experiment", "FormatTable", "Mixed", "Results", "Search", "Sensitivity", "Step", "Subject", "ablate",
+    "equalize_pow2", "fisher", "format_table", "grid", "hessian_trace", "mixed_precision", "read_experiment",
+    "search_exponents", "sensitivity", "work_of",
+]  # fmt: skip

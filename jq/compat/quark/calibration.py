@@ -5,13 +5,9 @@ from enum import Enum
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod
 
 __all__ = [
-    "CalibrationDataReader",
-    "CalibrationMethod",
-    "ExtendedCalibrationMethod",
-    "Int16Method",
-    "LayerWiseMethod",
+    "CalibrationDataReader", "CalibrationMethod", "ExtendedCalibrationMethod", "Int16Method", "LayerWiseMethod",
     "PowerOfTwoMethod",
-]
+]  # fmt: skip
 
 
 class PowerOfTwoMethod(Enum):

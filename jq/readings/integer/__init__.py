@@ -6,18 +6,6 @@ from jq.readings.integer.explain import Log, RoundingRow
 from jq.readings.integer.simulation import Agreement, Simulation, simulate
 
 __all__ = [
-    "AIE2_EVEN",
-    "AIE2_X1",
-    "DPU",
-    "ORT",
-    "TARGETS",
-    "Agreement",
-    "Chip",
-    "Log",
-    "PartialSums",
-    "RoundingRow",
-    "Simulation",
-    "Target",
-    "load",
-    "simulate",
-]
+    "AIE2_EVEN", "AIE2_X1", "DPU", "ORT", "TARGETS", "Agreement", "Chip", "Log", "PartialSums", "RoundingRow",
+    "Simulation", "Target", "load", "simulate",
+]  # fmt: skip
