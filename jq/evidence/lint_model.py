@@ -22,12 +22,12 @@ _rule = functools.partial(rule, RULES)
 
 @_rule("already-quantized", "error", loaded=True)
 def _already_quantized(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    found = [n for n in graph.walk() if is_quantized(n)]
-    if found:
+    quantizers = [n for n in graph.walk() if is_quantized(n)]
+    if quantizers:
         yield Found(
-            found[0].label,
-            f"{counted(len(found), 'node')} of a quantized model ({listed(types(found))}); expected a float model: quantize the "
-            "one that this was made from",
+            quantizers[0].label,
+            f"{counted(len(quantizers), 'node')} of a quantized model ({listed(types(quantizers))}); expected a float "
+            "model: quantize the one that this was made from",
         )
 
 

@@ -37,8 +37,8 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         return not node.domain and wanted in NPU_FORMATS.get(node.op_type, ())
 
     nodes = [n for n in graph.nodes if not (on_npu(n) or n in steering or n.subgraphs or is_quantized(n))]
-    found = grouped(nodes, lambda n: (n.qualified, n.outputs[0] in rewrites.get(n.qualified, ())))
-    for (op, rewritten), nodes in sorted(found.items(), key=lambda item: -len(item[1])):
+    by_operator = grouped(nodes, lambda n: (n.qualified, n.outputs[0] in rewrites.get(n.qualified, ())))
+    for (op, rewritten), nodes in sorted(by_operator.items(), key=lambda item: -len(item[1])):
         if op == "HardSigmoid" and wanted == "XINT8":
             # x * HardSigmoid(x) is HardSwish, under which name it is listed; other slopes are `hard-sigmoid`'s.
             nodes = [n for n in nodes if is_hard_sigmoid(attributes(graph, n)) and not _gates_itself(graph, n)]
@@ -49,7 +49,7 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 
 def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten: bool) -> tuple[Severity, str]:
-    """What to say of nodes of one operator that is not listed, and how loudly, if they are rewritten or not."""
+    """Severity and advice for nodes of one operator that is not listed."""
     if op == "Split" and rewritten and wanted in NPU_FORMATS["Slice"]:
         return "note", "split_to_slice makes Slices of it, which are listed"
     if op == "Sigmoid" and rewritten and wanted == "XINT8":
@@ -82,8 +82,8 @@ def _leaky_slope(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 @_rule("hard-sigmoid")
 def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    found = [n for n in _nodes(graph, config, "HardSigmoid") if not is_hard_sigmoid(attributes(graph, n))]
-    forms = grouped(found, lambda n: tuple(float(attributes(graph, n)[name]) for name in ("alpha", "beta")))
+    others = [n for n in _nodes(graph, config, "HardSigmoid") if not is_hard_sigmoid(attributes(graph, n))]
+    forms = grouped(others, lambda n: tuple(float(attributes(graph, n)[name]) for name in ("alpha", "beta")))
     for (alpha, beta), nodes in forms.items():
         yield Found(
             nodes[0].label,
@@ -101,8 +101,8 @@ def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         before = source and rule_of(graph, source)
         return bool(before and before.absorbs and graph.sole_reader(node.inputs[0])) and node.inputs[0] not in fused
 
-    found = grouped(filter(left, _nodes(graph, config, "Clip")), lambda n: _limits(graph, n))
-    for bounds, nodes in found.items() if config.fuse_activations else ():
+    by_bounds = grouped(filter(left, _nodes(graph, config, "Clip")), lambda n: _limits(graph, n))
+    for bounds, nodes in by_bounds.items() if config.fuse_activations else ():
         if bounds is not None:
             yield Found(
                 nodes[0].label,
@@ -146,8 +146,8 @@ def _pool_factor(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 def _windows(graph: Graph, config: QuantConfig) -> dict[tuple[str, tuple[int, ...]], list[Node]]:
     """Means by operator and by what they are over, where that is known."""
     nodes = _nodes(graph, config, "AveragePool", "GlobalAveragePool", "ReduceMean")
-    found = grouped(nodes, lambda n: (n.op_type, _mean_window(graph, n)))
-    return {key: nodes for key, nodes in found.items() if key[1]}
+    groups = grouped(nodes, lambda n: (n.op_type, _mean_window(graph, n)))
+    return {key: nodes for key, nodes in groups.items() if key[1]}
 
 
 def _pools(op: str, window: Sequence[int], nodes: Sequence[Node]) -> str:
@@ -156,16 +156,16 @@ def _pools(op: str, window: Sequence[int], nodes: Sequence[Node]) -> str:
 
 @_rule("padded-average-pool")
 def _padded_average(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    found = [
+    pools = [
         n
         for n in _nodes(graph, config, "AveragePool")
         if not attributes(graph, n).get("count_include_pad", 0) and _overhangs(graph, n)
     ]
-    if found:
-        windows = listed(sorted({"x".join(map(str, attributes(graph, n)["kernel_shape"])) for n in found}))
+    if pools:
+        windows = listed(sorted({"x".join(map(str, attributes(graph, n)["kernel_shape"])) for n in pools}))
         yield Found(
-            found[0].label,
-            f"{counted(len(found), 'AveragePool node')} ({windows}) whose windows overhang the border with "
+            pools[0].label,
+            f"{counted(len(pools), 'AveragePool node')} ({windows}) whose windows overhang the border with "
             "count_include_pad=0; the NPU divides by the whole window, so values at the border are too small (in a 3x3 "
             "corner 4/9 of what they should be): export with count_include_pad=1, or leave the node in float",
         )
@@ -193,12 +193,12 @@ def _percent(ratio: float, sign: str = "") -> str:
 def _shape_arithmetic(graph: Graph) -> set[Node]:
     """Nodes that compute on shapes alone: with a fixed batch they fold away, and `dynamic-batch` says so."""
     known = set(graph.arrays)
-    found = set()
+    on_shapes = set()
     for node in graph.nodes:
         if node.op_type in ("Shape", "Size") or all(r in known for r in node.reads()):
-            found.add(node)
+            on_shapes.add(node)
             known.update(node.outputs)
-    return found
+    return on_shapes
 
 
 def _gates_itself(graph: Graph, node: Node) -> bool:
@@ -226,7 +226,7 @@ def _limits(graph: Graph, node: Node) -> tuple[float, float] | None:
 
 
 def _mean_window(graph: Graph, node: Node) -> tuple[int, ...]:
-    """What an average is over; empty where that is not known."""
+    """The sizes that an average is over; empty where they are not known."""
     if node.op_type == "AveragePool":
         window: Sequence[Any] = attributes(graph, node).get("kernel_shape", ())
     else:

@@ -30,7 +30,7 @@ def _channel_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     top = _largest_code(config)
     if config.per_channel or not top:
         return
-    found: list[tuple[float, Node, str]] = []
+    weak_weights: list[tuple[float, Node, str]] = []
     for node, name, ranges in _channel_ranges(graph):
         live = ranges[ranges > _DECAYED * ranges.max(initial=0)]
         if live.size < 2:
@@ -44,42 +44,42 @@ def _channel_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             text = (
                 f"{name}: {weak} of {live.size}{f', {gone} of them all zero' * bool(gone)}; the largest is {ratio:.3g} "
             )
-            found.append((weak / live.size, node, text + f"times the median and {least:.3g} times the smallest"))
-    if found:
-        found.sort(key=lambda f: -f[0])
+            weak_weights.append((weak / live.size, node, text + f"times the median and {least:.3g} times the smallest"))
+    if weak_weights:
+        weak_weights.sort(key=lambda f: -f[0])
         advice = (
             "equalize the layers (CLE), or finetune after quantizing"
             if config.scale == "power_of_two"
             else "set per_channel=True"
         )
         yield Found(
-            found[0][1].label,
-            f"output channels get fewer than {_FEW_BITS} bits from one scale per tensor, in {counted(len(found), 'weight')} "
-            f"({listed((text for _, _, text in found), ' | ')}): {advice}",
+            weak_weights[0][1].label,
+            f"output channels get fewer than {_FEW_BITS} bits from one scale per tensor, in {counted(len(weak_weights), 'weight')} "
+            f"({listed((text for _, _, text in weak_weights), ' | ')}): {advice}",
         )
 
 
 @_rule("dead-channel", "note")
 def _dead_channel(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    found: list[tuple[str, int, int]] = []
+    with_dead: list[tuple[str, int, int]] = []
     for _, name, ranges in _channel_ranges(graph):
         dead = int(np.count_nonzero(ranges <= _DEAD * ranges.max(initial=0)))
         if dead:
-            found.append((name, dead, ranges.size))
-    if found:
-        total = sum(dead for _, dead, _ in found)
-        found.sort(key=lambda f: -f[1] / f[2])
+            with_dead.append((name, dead, ranges.size))
+    if with_dead:
+        total = sum(dead for _, dead, _ in with_dead)
+        with_dead.sort(key=lambda f: -f[1] / f[2])
         yield Found(
-            found[0][0],
+            with_dead[0][0],
             f"{counted(total, 'output channel')} with weights all zero (below {_DEAD:g} of the tensor's largest), in "
-            f"{counted(len(found), 'weight')} ({listed(f'{k}: {dead} of {size}' for k, dead, size in found)}): "
+            f"{counted(len(with_dead), 'weight')} ({listed(f'{k}: {dead} of {size}' for k, dead, size in with_dead)}): "
             "they cost time and give a constant; prune them",
         )
 
 
 @_rule("constant-range")
 def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    found: dict[str, list[tuple[str, Node]]] = {}
+    by_message: dict[str, list[tuple[str, Node]]] = {}
     top, floats = _largest_code(config), dict(float_params(graph))
     for node in graph.nodes if top else ():
         for name in dict.fromkeys(node.inputs if combines(node) else ()):
@@ -90,13 +90,13 @@ def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             largest, lost = size.max(), np.count_nonzero(size < size.max() / top / 2)
             text = f"{name} of {node.label}: {largest:.3g}"
             if largest >= _HUGE and keeps_range(node):
-                found.setdefault(_TOO_LARGE, []).append((text, node))
+                by_message.setdefault(_TOO_LARGE, []).append((text, node))
             elif largest < _TINY and guards(node) and _is_guarded(graph, node):
-                found.setdefault(_TOO_SMALL, []).append((text, node))
+                by_message.setdefault(_TOO_SMALL, []).append((text, node))
             elif lost >= _VANISHING * size.size:
                 text = f"{name} of {node.label}: {lost} of {size.size} beside {largest:.3g}"
-                found.setdefault(_TOO_WIDE, []).append((text, node))
-    for message, operands in found.items():
+                by_message.setdefault(_TOO_WIDE, []).append((text, node))
+    for message, operands in by_message.items():
         what = f"{counted(len(operands), 'constant operand')} {message} ({listed((t for t, _ in operands), ' | ')})"
         yield Found(operands[0][1].label, what)
 
@@ -116,7 +116,7 @@ _TOO_WIDE = (
 
 
 def _largest_code(config: QuantConfig) -> float:
-    """Of a weight; 0 where weights have no scale per tensor or channel."""
+    """The largest code of a weight; 0 where weights have no scale per tensor or channel."""
     weight = config.weight
     return (weight.narrow.qmax - weight.narrow.qmin) / 2 if isinstance(weight, Integer) else 0.0
 

@@ -47,7 +47,7 @@ def integer_leaky_relu(x: Fixed, *, alpha: float, ctx: IntegerContext) -> Fixed:
 
 
 def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -> Fixed:
-    """A slope of negative values waits for the rounding; a chip has a fixed one, or one of so many bits."""
+    """A slope of negative values waits for the rounding; a chip has a fixed one, or one of `shift` bits."""
     if x.waits or np.any(slope < 0) or (x.fraction is not None and isinstance(slope, np.ndarray)):
         return NotImplemented
     if fixed is not None:

@@ -40,22 +40,22 @@ def windows(
     if max(*strides, *dilations, *map(abs, pads or ())) > _FARTHEST:
         raise ModelError(f"strides {strides}, dilations {dilations} or pads {pads} are larger than any image")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        found = []
+        ends = []
         for size, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
             total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
             small, large = total // 2, total - total // 2
-            found.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-        return strides, dilations, tuple(found)
+            ends.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
+        return strides, dilations, tuple(ends)
     if auto_pad == "VALID" or not pads:
         pads = (0,) * (2 * rank)
-    found = list(zip(pads[:rank], pads[rank:], strict=True))
+    ends = list(zip(pads[:rank], pads[rank:], strict=True))
     if ceil_mode:
-        for i, (size, k, s, d, (lo, hi)) in enumerate(zip(spatial, kernel, strides, dilations, found, strict=True)):
+        for i, (size, k, s, d, (lo, hi)) in enumerate(zip(spatial, kernel, strides, dilations, ends, strict=True)):
             reach = (k - 1) * d + 1
             count = -(-(size + lo + hi - reach) // s) + 1
             count -= (count - 1) * s >= size + lo  # the last window must start inside the image or its begin pad
-            found[i] = (lo, (count - 1) * s + reach - size - lo)
-    return strides, dilations, tuple(found)
+            ends[i] = (lo, (count - 1) * s + reach - size - lo)
+    return strides, dilations, tuple(ends)
 
 
 def _conv_rows(x: Array, w: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
@@ -197,7 +197,7 @@ def _transposed_pads(
     spatial: Sequence[int], reach: Sequence[int], strides: Sequence[int], pads: Sequence[tuple[int, int]],
     output_padding: Sequence[int], output_shape: Sequence[int] | None, auto_pad: str,
 ) -> list[tuple[int, int]]:  # fmt: skip
-    """What to cut, per spatial dim, from the (begin, end) of the full transposed convolution."""
+    """The pixels to cut, per spatial dim, from the (begin, end) of the full transposed convolution."""
     if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         output_shape = [n * s for n, s in zip(spatial, strides, strict=True)]
     if output_shape is None:

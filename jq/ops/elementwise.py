@@ -61,10 +61,10 @@ def erf(x: Array) -> Array:
 
 @op("IsInf", host=True, layout="same")
 def is_inf(x: Array, *, detect_negative: int, detect_positive: int) -> Array:
-    found = namespace(x).isinf(x)
+    infinite = namespace(x).isinf(x)
     if detect_negative and detect_positive:
-        return found
-    return found & ((x > 0) if detect_positive else (x < 0)) & bool(detect_positive or detect_negative)
+        return infinite
+    return infinite & ((x > 0) if detect_positive else (x < 0)) & bool(detect_positive or detect_negative)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def integer_minimum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
 
 @integer("Mul", since=7, settled=("a", "b"))
 def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
-    """Of two tensors, or of one with a number, which may change the scale alone."""
+    """The product of two tensors, or of one with a number, which may change the scale alone."""
     if isinstance(a, Fixed) and isinstance(b, Fixed):
         whole = all(v.is_codes or (v.is_dyadic and not v.waits and v.fraction is None) for v in (a, b))
         room = 1 << FLOAT32_BITS if ctx.target.requantize == "float32" else WIDEST

@@ -47,9 +47,9 @@ def _argmax(x: Array, places: Sequence[np.ndarray], storage_order: int) -> Array
     out = [p.shape[0] for p in places]
     windows = jnp.transpose(windows, (0, *(a + 1 for a in order), 2 * rank + 1)).reshape(n, *out, -1, channels)
     sources = jnp.asarray(np.transpose(source, order).reshape(1, *out, -1, 1))
-    found = jnp.take_along_axis(sources, jnp.argmax(windows, axis=-2, keepdims=True), axis=-2)[..., 0, :]
+    firsts = jnp.take_along_axis(sources, jnp.argmax(windows, axis=-2, keepdims=True), axis=-2)[..., 0, :]
     images = jnp.arange(n * channels).reshape(n, *(1,) * rank, channels)
-    return astype(found + images * math.prod(spatial), np.int64)
+    return astype(firsts + images * math.prod(spatial), np.int64)
 
 
 @op("MaxPool", layout="last", quant=Quant(shares=True, absorbs=True, outputs=1, since=12), moves="by order")

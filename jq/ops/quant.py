@@ -124,11 +124,11 @@ def dequantize_linear(
 
 def _grid(scale: Any, zero_point: Any, dtype: Any) -> Grid | None:
     """One scale for a tensor of integers that a signed type of 16 bits holds, if that is what these are."""
-    found = INTEGERS.get(str(dtype))
-    if found is None or found.bits > _WORD or np.size(scale) != 1 or np.asarray(scale).dtype != np.float32:
+    codes = INTEGERS.get(str(dtype))
+    if codes is None or codes.bits > _WORD or np.size(scale) != 1 or np.asarray(scale).dtype != np.float32:
         return None
     number = exact(np.reshape(scale, ()))
-    return Grid(number, 0 if zero_point is None else int(np.reshape(zero_point, ())), found) if number > 0 else None
+    return Grid(number, 0 if zero_point is None else int(np.reshape(zero_point, ())), codes) if number > 0 else None
 
 
 @integer("QuantizeLinear", static=("y_scale", "y_zero_point"), layout="same")
@@ -145,8 +145,8 @@ def integer_quantize_linear(
         return NotImplemented
     if not isinstance(x, (Fixed, Table)):
         return quantize_real(x, grid, ctx.target) if layout.raw(x).dtype == jnp.float32 else NotImplemented
-    found = quantize(x, grid, ctx.target)
-    return NotImplemented if found is None else found
+    rounded_codes = quantize(x, grid, ctx.target)
+    return NotImplemented if rounded_codes is None else rounded_codes
 
 
 @integer("DequantizeLinear", static=("x_scale", "x_zero_point"), layout="same")

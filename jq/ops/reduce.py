@@ -126,10 +126,10 @@ def reduce_log_sum_exp(
 def _arg(name: str, data: Array, axis: int, keepdims: int, last: int) -> Array:
     xp = namespace(data)
     if last:
-        found = data.shape[axis] - 1 - getattr(xp, name)(xp.flip(data, axis), axis=axis, keepdims=bool(keepdims))
+        index = data.shape[axis] - 1 - getattr(xp, name)(xp.flip(data, axis), axis=axis, keepdims=bool(keepdims))
     else:
-        found = getattr(xp, name)(data, axis=axis, keepdims=bool(keepdims))
-    return astype(found, np.int64)
+        index = getattr(xp, name)(data, axis=axis, keepdims=bool(keepdims))
+    return astype(index, np.int64)
 
 
 @op("ArgMax", host=True, layout=("axis",))

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from jq.npu.targets import Target
 
 Array = Any  # a numpy array where the value is known while tracing, else a jax array
-Moves = Literal["by place", "by order"] | None  # which elements a rule gives hangs on where they are, or on their order
+Moves = Literal["by place", "by order"] | None  # outputs are elements of the input, selected by position or by rank
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a rule may ask for beyond its inputs and attributes, in a parameter named `ctx`."""
+    """The surroundings of a node, for rules that have a parameter named `ctx`."""
 
     node: Node
     opset: int  # of the node's own domain
@@ -55,7 +55,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class IntegerContext(Context):
-    """What an integer rule may ask for."""
+    """The surroundings of a node, for integer rules."""
 
     target: Target
 
@@ -313,27 +313,27 @@ def lookup(node: Node, opset: int) -> Op | None:
 
 
 def demanded(graph: Graph, *, steering: bool = False) -> frozenset[str]:
-    """Tensors whose values must be known while tracing, because a rule says so or such a one reads them.
+    """Tensors whose values must be known while tracing, because a rule needs them or computes such values from them.
 
     With `steering`, those that decide control flow as well, which is better known but need not be.
     """
-    found: set[str] = set()
+    tensors: set[str] = set()
     for node in reversed(graph.nodes):
         inner = node.subgraphs.values()
-        found.update(*(demanded(g, steering=steering) for g in inner))
+        tensors.update(*(demanded(g, steering=steering) for g in inner))
         entry = lookup(node, graph.opset(node.domain))
         if entry is not None:
-            found.update(node.inputs[i] for i in entry.static_positions(len(node.inputs)))
-            found.update(name for name in entry.operands(node, entry.settled) if name in graph.params)
+            tensors.update(node.inputs[i] for i in entry.static_positions(len(node.inputs)))
+            tensors.update(name for name in entry.operands(node, entry.settled) if name in graph.params)
             if steering:
-                found.update(entry.operands(node, entry.steering))
+                tensors.update(entry.operands(node, entry.steering))
             if entry.shape_only:
                 continue
-        if not found.isdisjoint(filter(None, node.outputs)):
-            found.update(node.reads())
+        if not tensors.isdisjoint(filter(None, node.outputs)):
+            tensors.update(node.reads())
             for g in inner:
-                found.update(*(n.reads() for n in g.walk()))
-    return frozenset(found - {""})
+                tensors.update(*(n.reads() for n in g.walk()))
+    return frozenset(tensors - {""})
 
 
 def namespace(*arrays: Array) -> Any:

@@ -140,7 +140,7 @@ def _blended(v: Array, axis: int, index: np.ndarray, weights: np.ndarray) -> Arr
 
 
 def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], weight_bits: int, mode: Mode) -> Fixed:
-    """Weights of so many bits; rows first, rounded to 16 bits, then columns, which the output's rounding ends."""
+    """Weights of `weight_bits` bits; rows first, rounded to 16 bits, then columns, which the output's rounding ends."""
     if not x.is_codes or x.bound > 128:
         return NotImplemented
     v, one, spare = x.integers(), 1 << weight_bits, 7  # of 16 bits, besides the 8 and the sign

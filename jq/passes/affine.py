@@ -22,9 +22,9 @@ def fuse_affine(graph: Graph, operators: Collection[str] = ("Add", "Sub", "Mul",
         if node.op_type not in operators:
             continue
         linear = next(filter(None, (linear_before(graph, i) for i in node.inputs)), None)
-        if linear is None or linear in nodes or (found := _scale_and_shift(graph, node, linear)) is None:
+        if linear is None or linear in nodes or (affine := _scale_and_shift(graph, node, linear)) is None:
             continue
-        if (fused := absorb(graph, linear, *found, taken)) is not None:
+        if (fused := absorb(graph, linear, *affine, taken)) is not None:
             nodes |= {linear: fused[0].replace(outputs=node.outputs), node: None}
             arrays |= fused[1]
     return graph.edit(nodes, arrays) if nodes else graph

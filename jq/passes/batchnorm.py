@@ -17,8 +17,8 @@ def fold_batchnorm(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op_type != "BatchNormalization" or node.domain:
             continue
-        linear, found = linear_before(graph, node.inputs[0]), scale_and_shift(graph, node)
-        if linear is None or found is None or (folded := absorb(graph, linear, *found, taken)) is None:
+        linear, normalization = linear_before(graph, node.inputs[0]), scale_and_shift(graph, node)
+        if linear is None or normalization is None or (folded := absorb(graph, linear, *normalization, taken)) is None:
             continue
         nodes |= {linear: folded[0].replace(outputs=node.outputs[:1]), node: None}
         arrays |= folded[1]

@@ -19,7 +19,7 @@ from jq.plan.selection import selected
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What of a graph is quantized, each tensor with the node whose options it has."""
+    """The quantized tensors of a graph, each with the node whose options it has."""
 
     activations: Mapping[str, Node]
     weights: Mapping[str, Node]
@@ -28,7 +28,7 @@ class Placement:
 
 
 def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placement:
-    """Return what of a graph is quantized, of the activations that are floats: one scale for each tensor."""
+    """Place one scale for each tensor that is quantized; `floats` are the activations that may be."""
     chosen = selected(graph, config)
     activations: dict[str, Node] = {}
     weights: dict[str, Node] = {}
@@ -58,7 +58,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
 
 
 def rule_of(graph: Graph, node: Node) -> Quant | None:
-    """How a node is quantized, by the op table; None if it cannot be."""
+    """The op table's placement rule of a node; None if it cannot be quantized."""
     opset = graph.opset(node.domain)
     entry = lookup(node, opset)
     rule = Quant() if entry is None else entry.quant
@@ -69,7 +69,7 @@ def rule_of(graph: Graph, node: Node) -> Quant | None:
 
 def absorbed(graph: Graph) -> dict[str, Node]:
     """Tensors that are never rounded, with the node that takes them: an activation, or a pool that pads by itself."""
-    found = {}
+    takers = {}
     for node in graph.nodes:
         output = next(iter(node.outputs), "")
         reader = graph.sole_reader(output) if output else None
@@ -81,20 +81,20 @@ def absorbed(graph: Graph) -> dict[str, Node]:
         operands = [graph.arrays.get(i) for i in reader.inputs]
         activation = before.absorbs and after.absorbed and after.absorbed(reader.attrs, operands)
         if activation or (after.absorbs_pads and before.pads):
-            found[output] = reader
-    return found
+            takers[output] = reader
+    return takers
 
 
 def shared(graph: Graph, nodes: Collection[str], tensors: Collection[str]) -> dict[str, str]:
     """Tensors that hold values of another one and so have its scale, with the first that these values come from."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for node in graph.nodes:
         rule = rule_of(graph, node)
         if rule is None or not rule.shares or node.outputs[0] not in nodes or node.inputs[0] not in tensors:
             continue
-        source = found.get(node.inputs[0], node.inputs[0])
-        found |= {output: source for output in node.outputs[: rule.outputs] if output in tensors}
-    return found
+        source = sources.get(node.inputs[0], node.inputs[0])
+        sources |= {output: source for output in node.outputs[: rule.outputs] if output in tensors}
+    return sources
 
 
 def is_weight(graph: Graph, name: str) -> bool:

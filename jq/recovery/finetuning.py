@@ -239,7 +239,7 @@ def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]
 def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
     """All of the data, in chunks that fit the caches."""
     source = open_source(data, graph.inputs, seed=config.seed)
-    largest = max(u.feed_bytes for u in units(graph, plan, "layer"))
+    largest = max(u.sample_bytes for u in units(graph, plan, "layer"))
     count = source.length or 64
     size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
     size = -(-count // -(-count // size))

@@ -80,7 +80,7 @@ def can_round(unit: Unit, plan: Plan) -> bool:
 def _sums(
     pattern: Pattern, index: int, feeds: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors, valid: Array
 ) -> Sums:
-    """What a chunk adds to the form of a layer that reads an input of the unit.
+    """The sums of one chunk for the form of a layer that reads an input of the unit.
 
     A layer is linear: its outputs are off by what it makes of its inputs' difference.
     """
@@ -99,13 +99,13 @@ def _images(chunk: Array) -> Array:
 
 
 @program(0)
-def _solved(rounding: Rounding, columns: Array, found: QParams, total: Sums) -> tuple[Array, Array, Array, Array]:
+def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums) -> tuple[Array, Array, Array, Array]:
     """Columns rounded, what the best bias for them is off, and the error of the nearest rounding and of this.
 
     Compiled for shapes, not for patterns or numbers: this takes longer to compile than all else of a unit.
     """
     form = Form.of(total)
-    plain, rounded = nearest(columns, found, form), rounding(columns, found, form)
+    plain, rounded = nearest(columns, qparams, form), rounding(columns, qparams, form)
     before, after = form(plain - columns), form(rounded - columns)
     rounded = jnp.where(after < before, rounded, plain)
     return rounded, form.shift(rounded - columns), before, jnp.minimum(before, after)

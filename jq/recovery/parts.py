@@ -1,4 +1,4 @@
-"""A network in parts, each of which is tuned by itself: layers, or blocks between places where one tensor goes on.
+"""A network in parts, each of which is tuned by itself: layers, or blocks between cuts that one tensor crosses.
 
 Units of like structure are one to the compiler: a `Pattern` names tensors by their order, so that what is compiled
 for one residual block serves all of its shape.
@@ -53,13 +53,13 @@ class Unit:
     outputs: tuple[str, ...]
     pattern: Pattern
     names: Mapping[str, str]  # of tensors, in the pattern
-    feed_bytes: int  # of its largest tensor, of one feed
+    sample_bytes: int  # of its largest tensor, for one sample
 
     @property
     def label(self) -> str:
         """How messages call it."""
-        found = self.layers or self.nodes
-        return found[0].label if len(found) == 1 else f"{found[0].label} .. {found[-1].label}"
+        named = self.layers or self.nodes
+        return named[0].label if len(named) == 1 else f"{named[0].label} .. {named[-1].label}"
 
     @property
     def layer(self) -> int | None:
@@ -83,7 +83,7 @@ class Unit:
         return {own[k]: v for k, v in values.items()}
 
     def plan(self, plan: Plan) -> Plan:
-        """What a plan says of the pattern. Its inputs come quantized, but for those of the network."""
+        """The plan of the pattern. Its inputs come quantized, but for those of the network."""
         made = {o for n in self.nodes for o in n.outputs}
         return Plan(
             activations=self.inside({k: q for k, q in plan.activations.items() if k in made}),
@@ -123,7 +123,7 @@ def rehearsing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_programs(most: int = 1024) -> Iterator[None]:
-    """Here programs are kept compiled from one walk to the next, so many of each function."""
+    """Keep programs compiled from one walk to the next, at most `most` of each function."""
     _programs.append(most)
     try:
         yield
@@ -146,10 +146,10 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
         def compiled(*static: Any) -> tuple[Any, _Coming]:
             with lock:
-                made[static] = found = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), {})
+                made[static] = entry = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), {})
                 while len(made) > _programs[-1]:
                     del made[next(iter(made))]
-                return found
+                return entry
 
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:
@@ -207,14 +207,14 @@ def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
 
 def _blocks(graph: Graph, cuts: Sequence[int], layers: Set[Node]) -> list[int]:
     """Those of the cuts that end a block: parts of a chain are taken together up to some layers."""
-    found, count = [], 0
+    ends, count = [], 0
     for start, end in itertools.pairwise([0, *cuts, len(graph.nodes)]):
         here = sum(n in layers for n in graph.nodes[start:end])
         if count and count + here > _LAYERS:
-            found.append(start)
+            ends.append(start)
             count = 0
         count += here
-    return found
+    return ends
 
 
 def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
@@ -241,7 +241,7 @@ def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
 
 
 def _bytes(value: Value) -> int:
-    """Of one feed; its free dims count as one."""
+    """Bytes of one sample; its free dims count as one."""
     return 4 * math.prod(d for d in value.shape or () if isinstance(d, int))
 
 
@@ -250,7 +250,7 @@ def _pattern(
 ) -> Pattern:
     part = rename(graph.replace(nodes=tuple(n.replace(name="") for n in nodes)), names)
     part = part.replace(
-        # The NPU's forms, as of pools, hang on shapes.
+        # The NPU's forms, as of pools, depend on shapes.
         inputs=tuple(dataclasses.replace(graph.values.get(i, Value(i)), name=names[i]) for i in inputs),
         outputs=tuple(Value(names[o]) for o in outputs),
         declared={},

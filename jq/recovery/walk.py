@@ -104,7 +104,7 @@ def walk(
     valid, freed = store.valid[:limit], 0
     for i, unit in enumerate(parts):
         start, names = time.perf_counter(), unit.names
-        if (size := store.size_for(unit.feed_bytes)) != len(valid[0]):
+        if (size := store.size_for(unit.sample_bytes)) != len(valid[0]):
             for stream in (floats, codes):
                 for t in stream:
                     stream[t] = store.keep(itertools.islice(regrouped(stream[t], size), limit))
@@ -152,7 +152,7 @@ def walk(
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
         del site, made, coded  # with all tensors of the unit
-        freed += unit.feed_bytes * sum(map(len, valid))
+        freed += unit.sample_bytes * sum(map(len, valid))
         if freed > _FREED:
             _release()
             freed = 0

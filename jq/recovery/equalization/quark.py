@@ -60,7 +60,7 @@ class Arrays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
-    """What the channels between two layers are multiplied by: `up` where they are made, `down` where read."""
+    """Factors of the channels between two layers: `up` where they are made, `down` where they are read."""
 
     up: np.ndarray
     down: np.ndarray
@@ -121,16 +121,16 @@ def find_chains(graph: Graph) -> tuple[Chain, ...]:
     A layer's output is read by the next layer alone, through `PAIR_OPS` or, within triples, `TRIPLE_OPS`. Every
     triple's first two layers are a pair before it.
     """
-    found: list[Chain] = []
+    chains: list[Chain] = []
     for head in filter(None, (_layer(graph, n) for n in graph.nodes)):
         if tail := _next(graph, head, PAIR_OPS):
-            found.append((head, tail))
+            chains.append((head, tail))
         middle = _next(graph, head, TRIPLE_OPS)
         if middle and middle.is_depthwise and not head.is_depthwise and head.node.op_type == "Conv":
             tail = _next(graph, middle, TRIPLE_OPS)
             if tail and not tail.is_depthwise:
-                found.append((head, middle, tail))
-    return tuple(found)
+                chains.append((head, middle, tail))
+    return tuple(chains)
 
 
 def _layer(graph: Graph, node: Node) -> Layer | None:
@@ -155,11 +155,11 @@ def _next(graph: Graph, layer: Layer, through: frozenset[str]) -> Layer | None:
     weight = graph.params[layer.node.inputs[1]]
     name, rank = layer.node.outputs[0], weight.ndim
     while (reader := graph.sole_reader(name)) is not None and reader.inputs[0] == name:
-        if (found := _layer(graph, reader)) is not None:
+        if (after_it := _layer(graph, reader)) is not None:
             other = graph.params[reader.inputs[1]]
             # Quark knows no Conv of one spatial axis here; a transposed Gemm's channels are not its second axis.
-            fits = rank == other.ndim != 3 and weight.shape[layer.outputs] == other.shape[found.inputs]
-            return found if fits and not reader.attrs.get("transA", 0) else None
+            fits = rank == other.ndim != 3 and weight.shape[layer.outputs] == other.shape[after_it.inputs]
+            return after_it if fits and not reader.attrs.get("transA", 0) else None
         after = _rank_after(graph, reader, rank) if reader.op_type in through and not reader.domain else None
         if after is None:
             return None
@@ -286,7 +286,7 @@ def _equalized(
             between = [Factors(s, 1 / s)]
     else:
         between = [Factors(1 / s, s) for s in triple_factors(made[0], made[1], read[2])]
-    found = {}
+    arrays_of = {}
     for layer, before, after in zip(chain, [None, *between], [*between, None], strict=True):
         weight, bias = arrays[layer].weight, arrays[layer].bias
         if before is not None:
@@ -294,8 +294,8 @@ def _equalized(
         if after is not None:
             weight = _times(weight, after.up, layer.outputs)
             bias = None if bias is None else _times(bias, after.up, -1)
-        found[layer] = Arrays(weight, bias)
-    return found if all(_is_finite(a.weight, a.bias) for a in found.values()) else {}
+        arrays_of[layer] = Arrays(weight, bias)
+    return arrays_of if all(_is_finite(a.weight, a.bias) for a in arrays_of.values()) else {}
 
 
 def _rows(weight: np.ndarray, axis: int) -> np.ndarray:
@@ -356,8 +356,8 @@ def equalize_stem(graph: Graph) -> Graph:
         stem: {1: _times(old.weight, s, 0), 2: None if old.bias is None else _times(old.bias, s, 0)}
     }
     for norm, offset in filter(None, norms):
-        found = new.setdefault(norm, {i: graph.params[norm.inputs[i]].copy() for i in (1, 3)})
-        gamma, mean = found[1], found[3]
+        of_norm = new.setdefault(norm, {i: graph.params[norm.inputs[i]].copy() for i in (1, 3)})
+        gamma, mean = of_norm[1], of_norm[3]
         assert gamma is not None and mean is not None
         span = slice(offset, offset + len(s))
         gamma[span], mean[span] = _wide(gamma[span]) / s, _wide(mean[span]) * s
