@@ -25,17 +25,15 @@ def inline(node: Node, opset: int, types: Sequence[tuple[Any, tuple[int, ...]] |
     definition = schema(node.op_type, node.domain, opset)
     if definition is None or not has_body(node, opset):
         raise UnsupportedOp(f"no rule for {node.qualified} (opset {opset})")
+    context_free, contextual = definition.function_opset_versions, definition.context_dependent_function_opset_versions
+    versions = context_free if definition.has_function else contextual
+    version = max(v for v in versions if v <= max(opset, min(versions)))
     if definition.has_function:
-        version = max(
-            v for v in definition.function_opset_versions if v <= max(opset, min(definition.function_opset_versions))
-        )
         body = definition.get_function_with_opset_version(version)
     else:
-        versions = definition.context_dependent_function_opset_versions
-        version = max(v for v in versions if v <= max(opset, min(versions)))
         protos = [_type(t).SerializeToString() for t in types]
-        proto = write.node_proto(node)
-        body = definition.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), protos)
+        proto = write.node_proto(node).SerializeToString()
+        body = definition.get_context_dependent_function_with_opset_version(version, proto, protos)
     return _graph(FunctionProto.FromString(body), dict(defaults(node.op_type, node.domain, opset)) | dict(node.attrs))
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime as one more reading of a model: a function from feeds to outputs."""
+"""onnxruntime as one more reading of a model: a function from inputs to outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reading: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 
 
 def onnxruntime_reading(model: str | os.PathLike[str] | bytes | ModelProto | Graph) -> Reading:
-    """Return the model as onnxruntime runs it on the CPU; what it does not load or run is a ModelError.
+    """Return the model as onnxruntime runs it on the CPU; a model that it does not load or run is a ModelError.
 
     >>> import jq.zoo
     >>> run = onnxruntime_reading(jq.zoo.path("fashion_resnet"))
@@ -38,10 +38,10 @@ def onnxruntime_reading(model: str | os.PathLike[str] | bytes | ModelProto | Gra
 
     def run(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         try:
-            found = session.run(names, {k: np.asarray(v) for k, v in inputs.items()})
+            outputs = session.run(names, {k: np.asarray(v) for k, v in inputs.items()})
         except Exception as error:
             raise ModelError(f"onnxruntime does not run this model: {_first_line(error)}") from error
-        return dict(zip(names, found, strict=True))
+        return dict(zip(names, outputs, strict=True))
 
     return run
 

@@ -133,8 +133,8 @@ class Traced:
     @functools.cached_property
     def static_inputs(self) -> frozenset[str]:
         """Graph inputs that must be known while tracing (a shape given as input): not for `jit`."""
-        switches = self._steering & {v.name for v in self.graph.inputs if _is_switch(v)}
-        return switches | (self._demanded & {v.name for v in self.graph.inputs})
+        needed = (v for v in self.graph.inputs if v.name in (self._steering if _is_switch(v) else self._demanded))
+        return frozenset(v.name for v in needed)
 
     @functools.cached_property
     def _demanded(self) -> frozenset[str]:
@@ -255,19 +255,14 @@ def _check(value: Value, array: Any, dims: dict[str, int]) -> None:
     """Compare an input with its declaration; symbolic dims must agree with each other."""
     if value.dtype is None or value.containers or not hasattr(array, "dtype"):
         return
-    accepted = {
-        value.dtype,
-        np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)) if value.dtype != object else value.dtype,
-    }
-    if array.dtype not in accepted:
-        raise DataError(
-            f"input {value.name!r}: expected {value}, found {array.dtype}{list(array.shape)}; convert it first"
-        )
+    problem = f"input {value.name!r}: expected {value}, found {array.dtype}{list(array.shape)}"
+    narrow = value.dtype if value.dtype == object else np.dtype(jax.dtypes.canonicalize_dtype(value.dtype))
+    if array.dtype not in {value.dtype, narrow}:
+        raise DataError(f"{problem}; convert it first")
     if value.shape is None:
         return
-    fits = len(value.shape) == array.ndim
-    for want, have in zip(value.shape, array.shape, strict=False):
-        want = dims.setdefault(want, have) if isinstance(want, str) else want
-        fits = fits and (want is None or want == have)
-    if not fits:
-        raise DataError(f"input {value.name!r}: expected {value}, found {array.dtype}{list(array.shape)}")
+    wanted = [
+        dims.setdefault(d, n) if isinstance(d, str) else d for d, n in zip(value.shape, array.shape, strict=False)
+    ]
+    if len(value.shape) != array.ndim or any(d not in (None, n) for d, n in zip(wanted, array.shape, strict=True)):
+        raise DataError(problem)

@@ -147,12 +147,13 @@ class Explained:
         outputs, integers, counts, learned = self._program(params, self.reference_params, inputs)
         operators = _operators(self.chip.graph)
         rows = tuple(
-            _row(name, node, operators[name], learned.factors[name], {k: int(v) for k, v in counts[name].items()})
-            for name, node in learned.nodes.items()
+            _row(name, node, operators[name], error, {k: int(v) for k, v in counts[name].items()})
+            for name, (node, _, error) in learned.places.items()
         )
         samples = next((np.shape(v)[0] for v in (inputs[v.name] for v in self.chip.graph.inputs) if np.ndim(v)), 1)
         integers = {row.tensor: np.asarray(integers[row.tensor]) for row in rows}
-        return outputs, Log(self.chip.target.name, samples, rows, learned.floats, integers, learned.grids)
+        grids = {name: grid for name, (_, grid, _) in learned.places.items()}
+        return outputs, Log(self.chip.target.name, samples, rows, learned.floats, integers, grids)
 
     @functools.cached_property
     def _program(self) -> Any:

@@ -45,6 +45,11 @@ class Rounding:
         """The integers that the result consists of."""
         return grid_of(self.result)
 
+    @property
+    def factor_error(self) -> float:
+        """The relative error of a mean by the chip's reciprocal."""
+        return self.source.deviation if isinstance(self.source, Fixed) else 0.0
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,9 +57,9 @@ class Learned:
     """Facts that are known once a program is traced: a static part of its outputs, so `jit` returns them every time."""
 
     floats: Mapping[str, str]  # nodes computed in float32, and why
-    nodes: Mapping[str, Node]  # that round, by the tensor of integers
-    grids: Mapping[str, Grid]
-    factors: Mapping[str, float]  # the relative error of a mean by the chip's reciprocal
+    places: Mapping[
+        str, tuple[Node, Grid, float]
+    ]  # by tensor of integers, what rounds to it and how far its mean is off
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,13 +73,7 @@ class Computed:
     @property
     def learned(self) -> Learned:
         """The part without arrays."""
-        sources = {name: rounding.source for name, rounding in self.roundings.items()}
-        return Learned(
-            floats=self.floats,
-            nodes={name: rounding.node for name, rounding in self.roundings.items()},
-            grids={name: rounding.grid for name, rounding in self.roundings.items()},
-            factors={name: x.deviation if isinstance(x, Fixed) else 0.0 for name, x in sources.items()},
-        )
+        return Learned(self.floats, {name: (r.node, r.grid, r.factor_error) for name, r in self.roundings.items()})
 
     @property
     def codes(self) -> dict[str, Any]:
@@ -178,7 +177,7 @@ class Reading:
     def _integers(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The rule on integers, one that moves them, or a table; NotImplemented if there is none."""
         result: Any = NotImplemented
-        if entry.moves and isinstance(values[0], (Fixed, Table)):
+        if entry.moves and _is_integer(values[0]):
             result = self._moved(entry, node, opset, values, reader)
         elif entry.integer is not None:
             result = self._ruled(entry.integer, node, opset, values)
@@ -193,7 +192,7 @@ class Reading:
             return NotImplemented
         context = IntegerContext(node, opset, self.lowering, _no_subgraph, self.target)
         arguments, keywords = rule.bind(node, operands, defaults(node.op_type, node.domain, opset), context)
-        if not any(isinstance(v, (Fixed, Table)) for v in operands):  # values that come in
+        if not any(map(_is_integer, operands)):  # values that come in
             return rule.rule(*arguments, **keywords)
         result = _in_order(rule, arguments, keywords)
         waiting = [v for v in operands if isinstance(v, Fixed) and v.waits]
@@ -208,36 +207,31 @@ class Reading:
         """The rule's operands among these values; None if it has no form for them."""
         static, operands = set(rule.static_positions(len(values))), list[Any]()
         for index, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
-            settled = index < len(rule.inputs) and rule.inputs[index] in rule.settled
             known = self.graph.arrays.get(name)
+            settled = not rule.settled.isdisjoint(rule.inputs[index : index + 1])
+            # A weight's channels lie where ONNX has them, which only products know.
+            weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
+            integers = isinstance(value, Fixed) and not value.coded
             if index in static and value is not None:
-                number = known if known is not None else _number(value)
-                if number is None:
+                value = _number(value) if known is None else known
+                if value is None:
                     return None
-                operands.append(number)
             elif settled and known is not None and not _is_codes(known):
-                operands.append(known)
-            else:
-                operands.append(value)
-                integers = isinstance(value, Fixed) and not value.coded
-                # A weight's channels lie where ONNX has them, which only products know.
-                weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
-                if not is_pair(node) and value is not None and not integers:
-                    return None
-                if weight and rule.linear is None:
-                    return None
+                value = known
+            elif (weight and rule.linear is None) or not (value is None or integers or is_pair(node)):
+                return None
+            operands.append(value)
         return operands
 
     def _moved(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The float rule on the integers themselves."""
         first: Fixed | Table = values[0]
-        others = [v for v in values[1:] if isinstance(v, (Fixed, Table))]
-        pools = entry.moves == "by order" and entry.layout == "last"
-        if others or (isinstance(first, Fixed) and first.per_channel and not (pools and first.host is None)):
+        pooled = (
+            entry.moves == "by order" and entry.layout == "last" and isinstance(first, Fixed) and first.host is None
+        )
+        if any(map(_is_integer, values[1:])) or (entry.moves == "by order" and not first.is_increasing):
             return NotImplemented
-        if isinstance(first, Fixed) and first.fraction is not None:
-            return NotImplemented
-        if entry.moves == "by order" and not first.is_increasing:
+        if isinstance(first, Fixed) and (first.fraction is not None or (first.per_channel and not pooled)):
             return NotImplemented
         scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}
         scope |= {n: a for n in node.inputs if (a := self.graph.arrays.get(n)) is not None}
@@ -253,7 +247,7 @@ class Reading:
         arrays: dict[str, np.ndarray] = {}
         tables: list[Table] = []
         for name, value in zip(node.inputs, values, strict=True):
-            if isinstance(value, (Fixed, Table)):
+            if _is_integer(value):
                 table = value if isinstance(value, Table) else value.table() if value.grid is not None else None
                 if table is None or (tables and table.array is not tables[0].array):
                     return NotImplemented
@@ -297,22 +291,16 @@ def _no_subgraph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
 
 def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:
     """Call a rule with the arrays of its operands as `layout` orders them."""
-    numbers: list[Fixed | Table] = []
+    results: list[Any] = []
 
     def call(*arrays: Any, **options: Any) -> Any:
-        operands = [
-            a.replace(array=moved) if isinstance(a, (Fixed, Table)) else moved
-            for a, moved in zip(arguments, arrays, strict=True)
-        ]
-        result = rule.rule(*operands, **options)
-        if result is NotImplemented:
-            return None
-        numbers.append(result)
-        return result.array
+        operands = (a.replace(array=x) if _is_integer(a) else x for a, x in zip(arguments, arrays, strict=True))
+        results.append(rule.rule(*operands, **options))
+        return None if results[0] is NotImplemented else results[0].array
 
-    arrays = [a.array if isinstance(a, (Fixed, Table)) else a for a in arguments]
+    arrays = [a.array if _is_integer(a) else a for a in arguments]
     array = layout.apply(rule.layout, rule.inputs, call, arrays, keywords)
-    return numbers[0].replace(array=array) if numbers else NotImplemented
+    return NotImplemented if results[0] is NotImplemented else results[0].replace(array=array)
 
 
 # ---------------------------------------------------------------------------------------------

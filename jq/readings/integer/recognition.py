@@ -6,7 +6,6 @@ The tensors of integers keep their names, so that what a chip computes can be co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from jq.ops.table import lookup
 from jq.readings.walk import evaluate
 
 Triple = tuple[str, str, str]  # integers, scale and zero point
+Parts = tuple[str, list[Triple], Triple, list[str]]  # a float operator, quantized operands, the result, other operands
 
 _ONE_OPERAND = {
     "QLinearLeakyRelu": "LeakyRelu",
@@ -74,11 +74,11 @@ def _quantizers(graph: Graph) -> Graph:
 def _fix_neuron(node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> Sequence[Node]:
     """AMD's compiler reads the attributes alone."""
     bits, position = node.attrs.get("bit_width", 8), node.attrs.get("pos", 0)
-    found = next((f for f in INTEGERS.values() if f.signed and f.bits == bits), None)
-    if found is None or abs(position) > 126:
+    grid = next((f for f in INTEGERS.values() if f.signed and f.bits == bits), None)
+    if grid is None or abs(position) > 126:
         raise ModelError(f"node {node.label!r} (FixNeuron): no integers of {bits} bits at position {position}")
     codes, scale, zero = (fresh(f"{node.outputs[0]}_{part}", taken) for part in ("codes", "scale", "zero_point"))
-    arrays[scale], arrays[zero] = np.array(2.0**-position, np.float32), np.zeros((), found.dtype)
+    arrays[scale], arrays[zero] = np.array(2.0**-position, np.float32), np.zeros((), grid.dtype)
     return (
         Node("QuantizeLinear", (node.inputs[0], scale, zero), (codes,), {}, node.name),
         Node("DequantizeLinear", (codes, scale, zero), node.outputs),
@@ -141,14 +141,14 @@ def _refuse_scales(graph: Graph) -> None:
         scale = graph.arrays.get(node.inputs[1])
         if scale is None:
             raise ModelError(
-                f"tensor {node.inputs[0]!r}: its scale is computed by the model, and this chip has none such"
+                f"the scale of tensor {node.inputs[0]!r} is not a constant; a target that shifts needs one"
             )
         products = node.op_type == "DequantizeLinear" and graph.arrays.get(node.inputs[0], scale).dtype == np.int32
         wrong = [float(s) for s in scale.reshape(-1) if not (np.isfinite(s) and s > 0 and is_power_of_two(exact(s)))]
         if wrong and not products:
             raise ModelError(
-                f"tensor {node.inputs[0]!r}: its scale is {wrong[0]:g}, which is no power of two, and this target can only "
-                "shift; quantize with an XINT8 preset, or take target='ort', 'aie2_x1' or 'aie2_even'"
+                f"a target that shifts needs scales that are powers of two; tensor {node.inputs[0]!r} has {wrong[0]:g}, "
+                "which is no power of two; quantize with an XINT8 preset, or take target='ort', 'aie2_x1' or 'aie2_even'"
             )
 
 
@@ -172,12 +172,12 @@ def _operators(graph: Graph, target: Target) -> Graph:
         shifts = all(s is not None and all(is_power_of_two(exact(v)) for v in s.reshape(-1)) for s in scales)
         # In float scales the rest is no integer arithmetic anywhere, and onnxruntime's own operators round otherwise.
         if shifts or node.op_type in _PRODUCTS or target.requantize != "float32":
-            nodes[node] = tuple(_between(graph, node, taken, arrays))
+            nodes[node] = tuple(_between(graph, node, read, taken, arrays))
     return substitute(graph, nodes, arrays)
 
 
-def _read(node: Node) -> tuple[str, list[Triple], Triple, list[str]] | None:
-    """The float operator of an integer one, its quantized operands, its result's triple and its other operands."""
+def _read(node: Node) -> Parts | None:
+    """The parts of an integer operator of onnxruntime's; None of any other node."""
     names = [*node.inputs, *[""] * 9]
 
     def triple(start: int) -> Triple:
@@ -212,20 +212,12 @@ def rounded_grid(graph: Graph, node: Node) -> Grid | None:
     kind = zero_point if zero_point is not None else graph.values[node.outputs[0]]
     zero = 0 if zero_point is None else int(zero_point.reshape(()))
     codes = INTEGERS.get(str(kind.dtype))
-    return None if codes is None else Grid(_number(scale), zero, codes)
+    return None if codes is None else Grid(exact(scale.reshape(())), zero, codes)
 
 
-def _number(scale: np.ndarray) -> Fraction:
-    found = exact(scale.reshape(()))
-    assert isinstance(found, Fraction)
-    return found
-
-
-def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> Iterator[Node]:
+def _between(graph: Graph, node: Node, parts: Parts, taken: set[str], arrays: dict[str, np.ndarray]) -> Iterator[Node]:
     """The float operator of an integer one, between the quantizers that it has."""
-    read = _read(node)
-    assert read is not None
-    op_type, triples, result, others = read
+    op_type, triples, result, others = parts
     operands = []
     for index, (codes, scale, zero) in enumerate(triples):
         operands.append(fresh(f"{codes}_{node.outputs[0]}_{index}", taken))
@@ -247,5 +239,6 @@ def _between(graph: Graph, node: Node, taken: set[str], arrays: dict[str, np.nda
 def _channels(op_type: str, node: Node) -> int:
     """The axis of a weight's outputs."""
     entry = lookup(Node(op_type, (), ()), _NEWEST)
-    assert entry is not None and entry.linear is not None
+    if entry is None or entry.linear is None:
+        raise ModelError(f"node {node.label!r} ({node.qualified}) needs one scale for each operand; got several")
     return entry.linear.axis(node.attrs)
