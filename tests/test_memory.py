@@ -58,7 +58,7 @@ def loaded() -> Any:
     return chip.graph, chip({"x": X}), chip.floats({"x": X}), chip.explain({"x": X})
 
 
-@pytest.mark.parametrize("use", [traced, jitted, loaded, planned, fake_quantized])
+@pytest.mark.parametrize("use", [planned, traced, jitted, fake_quantized, tuned, loaded])
 def test_a_graph_and_its_weights_are_freed(use: Callable[[], Any]) -> None:
     graph, *results = use()
     living = [weakref.ref(graph), *(weakref.ref(array) for array in graph.params.values())]
