@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
-import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -17,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jq.data.sources import Source, fingerprint, open_source
-from jq.data.stream import Batch, batches
-from jq.errors import ConfigError, DataError, Error
+from jq.data.sources import fingerprint, open_source
+from jq.data.stream import batches
+from jq.errors import DataError, Error
 from jq.graph import Dim, Value
 
 
@@ -305,97 +303,6 @@ def test_the_fingerprint_tells_data_apart() -> None:
     once = open_source(Reader(in_eights()), X)
     assert fingerprint(once) == fingerprint(open_source(Rewindable(in_eights()), X))
     assert len(list(once.samples())) == 11
-
-
-# Reading ahead
-
-
-def broken(after: int) -> Source:
-    def items() -> Iterator[np.ndarray]:
-        yield from SAMPLES[:after, None]
-        raise KeyError("the user's own")
-
-    return open_source(items(), X)
-
-
-@pytest.fixture
-def no_thread_left() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    end = time.monotonic() + 2
-    while threading.active_count() > before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert threading.active_count() == before
-
-
-@pytest.mark.usefixtures("no_thread_left")
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
-def test_an_exception_reaches_the_consumer_in_its_place(prefetch: int) -> None:
-    found: list[Batch] = []
-    with pytest.raises(KeyError, match="the user's own"):
-        found.extend(batches(broken(7), 3, prefetch=prefetch))
-    made = batches(broken(7), 3, prefetch=prefetch)
-    assert [next(made).start, next(made).start] == [0, 3]
-    with pytest.raises(KeyError):
-        next(made)
-
-
-@pytest.mark.usefixtures("no_thread_left")
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
-def test_an_early_end_leaves_no_thread(prefetch: int) -> None:
-    closed = []
-
-    def items() -> Iterator[np.ndarray]:
-        try:
-            while True:
-                yield SAMPLES[:1]
-        finally:
-            closed.append(True)
-
-    made = batches(open_source(items(), X), 2, prefetch=prefetch)
-    assert next(made).start == 0
-    made.close()
-    del made
-    assert closed
-    batches(open_source(SAMPLES, X), 2)  # never begun
-
-
-@pytest.mark.usefixtures("no_thread_left")
-def test_a_reader_that_hangs_does_not_hang_the_consumer() -> None:
-    release = threading.Event()
-
-    def items() -> Iterator[np.ndarray]:
-        yield SAMPLES[:2]
-        release.wait()
-
-    made = batches(open_source(items(), X), 2)
-    next(made)
-    begun = time.monotonic()
-    made.close()
-    assert time.monotonic() - begun < 1.9
-    release.set()
-
-
-def test_no_more_is_read_ahead_than_asked_for() -> None:
-    read: list[int] = []
-
-    def items() -> Iterator[np.ndarray]:
-        for i in range(100):
-            read.append(i)
-            yield SAMPLES[:1]
-
-    made = batches(open_source(items(), X), 5, prefetch=2)
-    next(made)
-    time.sleep(0.05)
-    assert 5 < len(read) <= 15
-    made.close()
-
-
-def test_numbers_of_batches() -> None:
-    source = open_source(SAMPLES, X)
-    for wrong in ({"size": 0}, {"size": 1, "skip": -1}, {"size": 1, "prefetch": -1}):
-        with pytest.raises(ConfigError, match="too small"):
-            batches(source, **wrong)
 
 
 # Random data

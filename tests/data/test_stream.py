@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jq
-from jq.data.sources import in_memory, open_source
-from jq.data.stream import Stream, concurrently
-from jq.errors import DataError
+from jq.data.sources import Source, in_memory, open_source
+from jq.data.stream import Batch, Stream, batches, concurrently
+from jq.errors import ConfigError, DataError
 from jq.graph import Value
 
 SAMPLES = np.random.default_rng(7).integers(-50, 50, (23, 4)).astype(np.float32)
@@ -155,13 +155,13 @@ def test_the_next_batch_is_read_while_one_is_computed() -> None:
             read.append(len(read))
             yield x[None]
 
-    batches = Stream.of(open_source(items(), X), 4).batches()
-    next(batches)
+    made = Stream.of(open_source(items(), X), 4).batches()
+    next(made)
     end = time.monotonic() + 5
     while len(read) < 8 and time.monotonic() < end:
         time.sleep(0.01)
     assert 8 <= len(read) <= 13  # `groupby` looks one ahead
-    batches.close()
+    made.close()
 
 
 def test_steps_run_two_at_the_same_time_and_stay_in_order() -> None:
@@ -174,6 +174,87 @@ def test_steps_run_two_at_the_same_time_and_stay_in_order() -> None:
 
     assert list(concurrently(step, range(7))) == [i * i for i in range(7)]
     assert list(concurrently(step, [])) == []
+
+
+# Reading ahead
+
+
+def broken(after: int) -> Source:
+    def items() -> Iterator[np.ndarray]:
+        yield from SAMPLES[:after, None]
+        raise KeyError("the user's own")
+
+    return open_source(items(), X)
+
+
+@pytest.mark.usefixtures("no_thread_left")
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
+def test_an_exception_reaches_the_consumer_in_its_place(prefetch: int) -> None:
+    found: list[Batch] = []
+    with pytest.raises(KeyError, match="the user's own"):
+        found.extend(batches(broken(7), 3, prefetch=prefetch))
+    made = batches(broken(7), 3, prefetch=prefetch)
+    assert [next(made).start, next(made).start] == [0, 3]
+    with pytest.raises(KeyError):
+        next(made)
+
+
+@pytest.mark.usefixtures("no_thread_left")
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
+def test_an_early_end_leaves_no_thread(prefetch: int) -> None:
+    closed = []
+
+    def items() -> Iterator[np.ndarray]:
+        try:
+            while True:
+                yield SAMPLES[:1]
+        finally:
+            closed.append(True)
+
+    made = batches(open_source(items(), X), 2, prefetch=prefetch)
+    assert next(made).start == 0
+    made.close()
+    del made
+    assert closed
+    batches(open_source(SAMPLES, X), 2)  # never begun
+
+
+@pytest.mark.usefixtures("no_thread_left")
+def test_a_reader_that_hangs_does_not_hang_the_consumer() -> None:
+    release = threading.Event()
+
+    def items() -> Iterator[np.ndarray]:
+        yield SAMPLES[:2]
+        release.wait()
+
+    made = batches(open_source(items(), X), 2)
+    next(made)
+    begun = time.monotonic()
+    made.close()
+    assert time.monotonic() - begun < 1.9
+    release.set()
+
+
+def test_no_more_is_read_ahead_than_asked_for() -> None:
+    read: list[int] = []
+
+    def items() -> Iterator[np.ndarray]:
+        for i in range(100):
+            read.append(i)
+            yield SAMPLES[:1]
+
+    made = batches(open_source(items(), X), 5, prefetch=2)
+    next(made)
+    time.sleep(0.05)
+    assert 5 < len(read) <= 15
+    made.close()
+
+
+def test_numbers_of_batches() -> None:
+    source = open_source(SAMPLES, X)
+    for wrong in ({"size": 0}, {"size": 1, "skip": -1}, {"size": 1, "prefetch": -1}):
+        with pytest.raises(ConfigError, match="too small"):
+            batches(source, **wrong)
 
 
 DEVICES = """
