@@ -41,7 +41,7 @@ def to_qoperator(graph: Graph) -> Graph:
     without readers are left to `remove_unused`.
 
     >>> import jq
-    >>> from jq.export import quantized_graph
+    >>> from jq.exchange.export import quantized_graph
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "INT8_CNN_DEFAULT")
     >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:8], "INT8_CNN_DEFAULT")
     >>> quantized = quantized_graph(graph, jq.make_plan(graph, stats, "INT8_CNN_DEFAULT"))
