@@ -28,21 +28,27 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     >>> config.scale, config.method, dict(config.overrides)
     ('float', 'percentile', {'stem*': (('activation', int16),)})
     """
-    name = os.fspath(path)
-    kind, parse = ("JSON", json.loads) if name.endswith(".json") else ("TOML", tomllib.loads)
-    try:
-        options = parse(Path(path).read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:  # also of bytes that are no text
-        raise ConfigError(f"{name} is no {kind}: {error}") from error
-    if not isinstance(options, dict):
-        raise ConfigError(f"{name} needs options by name; got a {type(options).__name__}")
+    options = read_table(path)
     try:
         base = presets[options.pop("preset")] if "preset" in options else QuantConfig()
         return base.replace(**{option: QuantConfig.read(option, value) for option, value in options.items()})
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{os.fspath(path)}: {error}") from error
+
+
+def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the document of a .toml or .json file."""
+    name = os.fspath(path)
+    kind, parse = ("JSON", json.loads) if name.endswith(".json") else ("TOML", tomllib.loads)
+    try:
+        document = parse(Path(path).read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
+    except ValueError as error:  # also of bytes that are no text
+        raise ConfigError(f"{name} is no {kind}: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{name} needs options by name; got a {type(document).__name__}")
+    return document
 
 
 def as_toml(config: QuantConfig) -> str:

@@ -61,17 +61,19 @@ def evaluate(
     models = model or []
     results = [*(f for f in (baseline_results_folder, quantized_results_folder) if f is not None), *(folders or [])]
     if models and (results or labels is None or len(models) > 2):
-        raise ConfigError("--model is for one or two models with --labels, and no folders of results")
+        raise ConfigError(
+            "--model needs one or two models, --labels, and no folders of results; take the folders alone or --model"
+        )
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
-            f"found {len(results)} folders of results; expected a baseline's and a quantized model's, or with --labels one"
+            f"evaluate needs two folders of results, a baseline's and a quantized model's, or one and --labels; got {len(results)}"
         )
     if bool(models) != (data is not None):
-        raise ConfigError("--model and --data go together")
+        raise ConfigError("--model needs --data, and --data needs --model; got one without the other")
     if len(set(models)) < len(models):
-        raise ConfigError(f"--model {models[0]} is given twice; expected two models")
+        raise ConfigError(f"--model needs two different models; got {models[0]} twice")
     if csv is not None and len(results) != 2:
-        raise ConfigError("--csv is for the comparison of two folders")
+        raise ConfigError(f"--csv needs two folders of results; got {len(results)}")
     files.check_writable(csv)
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
     comparison = jq.evaluate.compare_folders(*results) if len(results) == 2 else None

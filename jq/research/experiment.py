@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import runpy
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from jq import zoo
 from jq.config import QuantConfig, resolve
+from jq.config_file import read_table
 from jq.errors import ConfigError, DataError, suggest
 from jq.evaluation.accuracy import read_labels
 from jq.graph.read import ModelLike
@@ -93,12 +93,7 @@ def read_experiment(path: str | os.PathLike[str], only: Collection[str] = ()) ->
         if not isinstance(experiment, Experiment):
             raise ConfigError(f"{path} needs a script that sets `experiment` to a jq.research.Experiment")
         return dataclasses.replace(experiment, subjects=_those(experiment.subjects, only))
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+    document = read_table(path)
     try:
         return _experiment(document, path.parent, only)
     except ConfigError as error:

@@ -360,7 +360,7 @@ def test_a_toml_config_quantizes(capfd: pytest.CaptureFixture[str], tmp_path: Pa
         ("a.toml", "preset = 'XINT9'", "no preset 'XINT9'"),
         ("a.toml", "preset = ['XINT8']", "no preset"),
         ("a.toml", "batch = 'eight'", "at most 1048576; got 'eight'"),
-        ("a.json", "[1]", "holds a list"),
+        ("a.json", "[1]", "needs options by name; got a list"),
         ("a.json", "method = 'minmix'", "is no JSON"),
         ("a.toml", '{"method": "minmix"}', "is no TOML"),
         ("a.toml", "\0", "is no TOML"),

@@ -59,11 +59,11 @@ def test_the_command(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and all(f"top-1 {t:.2%}" in out for t in top1) and "p = " in out
     data, results = ("--data", str(folder / "data.npz")), str(folder / "float")
     for wrong, match in (
-        ((*models, *labels), "go together"),
-        ((results, *labels, *data), "go together"),
+        ((*models, *labels), "got one without the other"),
+        ((results, *labels, *data), "got one without the other"),
         ((*models, *data), "--labels"),
         ((*models, *data, *labels, results), "no folders"),
-        ((*models[:2] * 2, *data, *labels), "given twice"),
+        ((*models[:2] * 2, *data, *labels), "needs two different models"),
     ):
         code, out, err = run(capfd, "evaluate", *wrong)
         assert (code, out) == (2, "") and match in err
