@@ -108,9 +108,7 @@ def _trained_threshold(grid: Integer, primals: tuple[Array, ...], tangents: tupl
     return fake_quant(*primals, grid), jnp.where(inside, dx, 0) + dscale * (end - jnp.where(inside, ratio, 0))
 
 
-# ---------------------------------------------------------------------------------------------
-# Integers alone
-# ---------------------------------------------------------------------------------------------
+# --- Integers alone ---
 
 WIDEST = 1 << 30  # magnitude up to which int32 arithmetic here is exact
 _LIMB = 12  # bits; products of two limbs, and sums of a few, fit int32

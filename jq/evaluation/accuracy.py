@@ -125,9 +125,7 @@ def _accuracy(top1: np.ndarray, top5: np.ndarray | None) -> Accuracy:
     return Accuracy(len(top1), one, metrics.standard_error(one, len(top1)), five, error)
 
 
-# ---------------------------------------------------------------------------------------------
-# Scores
-# ---------------------------------------------------------------------------------------------
+# --- Scores ---
 
 
 def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> Scores:
@@ -190,9 +188,7 @@ def _stacked(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Scores:
     return Scores(np.concatenate(rows), tuple(names) if all(len(r) == 1 for r in rows) else None)
 
 
-# ---------------------------------------------------------------------------------------------
-# Labels
-# ---------------------------------------------------------------------------------------------
+# --- Labels ---
 
 
 def read_labels(path: str | os.PathLike[str], offset: int = 0) -> Labels:

@@ -36,9 +36,7 @@ _BLOCK = 1 << 20  # elements converted to float64 at once
 _Parts: TypeAlias = Callable[[], Iterator[np.ndarray]]  # float64 blocks, from the beginning at each call
 
 
-# ---------------------------------------------------------------------------------------------
-# Distances of arrays
-# ---------------------------------------------------------------------------------------------
+# --- Distances of arrays ---
 
 
 def cosine(reference: ArrayLike, other: ArrayLike) -> float:
@@ -144,9 +142,7 @@ def _decibels(signal: float, noise: float) -> float:
     return 2 * decibels(signal, noise)  # of amplitudes, whose squares might not be in range
 
 
-# ---------------------------------------------------------------------------------------------
-# Images
-# ---------------------------------------------------------------------------------------------
+# --- Images ---
 
 SSIM_WINDOW = 11  # pixels, as in the paper
 _SIGMA, _K1, _K2 = 1.5, 0.01, 0.03
@@ -199,9 +195,7 @@ def _blurred(plane: np.ndarray) -> np.ndarray:
     return plane
 
 
-# ---------------------------------------------------------------------------------------------
-# Classes
-# ---------------------------------------------------------------------------------------------
+# --- Classes ---
 
 
 def hits(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> np.ndarray:

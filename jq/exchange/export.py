@@ -79,9 +79,7 @@ def check_format(format: str) -> None:
         raise ConfigError(f"no format {format!r}; there are {', '.join(known)}.{suggest(str(format), known)}")
 
 
-# ---------------------------------------------------------------------------------------------
-# Quantizers as nodes
-# ---------------------------------------------------------------------------------------------
+# --- Quantizers as nodes ---
 
 
 class _Writer:

@@ -76,9 +76,7 @@ def to_qoperator(graph: Graph) -> Graph:
     return graph.edit(nodes, arrays).replace(opsets={**used, **graph.opsets})
 
 
-# ---------------------------------------------------------------------------------------------
-# What stands around an operator
-# ---------------------------------------------------------------------------------------------
+# --- What stands around an operator ---
 
 Operand = str | np.ndarray  # a tensor of the graph, or an array to add
 
@@ -243,9 +241,7 @@ def _codes(graph: Graph, node: Node, tensor: str) -> _Quantized | None:
     return _Quantized(qparams.scale, qparams.zero_point, qparams.grid, axis, tensor=tensor, written=written)
 
 
-# ---------------------------------------------------------------------------------------------
-# Products
-# ---------------------------------------------------------------------------------------------
+# --- Products ---
 
 
 def _conv(site: _Site) -> _Made | None:
@@ -330,9 +326,7 @@ def _fits(site: _Site, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray],
     return int(sums.max(initial=0)) * largest + added < 2**31
 
 
-# ---------------------------------------------------------------------------------------------
-# Elementwise operators, pools and the rest of com.microsoft
-# ---------------------------------------------------------------------------------------------
+# --- Elementwise operators, pools and the rest of com.microsoft ---
 
 
 def _elementwise(site: _Site, op_type: str, attrs: Sequence[str] = ()) -> _Made | None:
@@ -378,9 +372,7 @@ def _where(site: _Site) -> _Made | None:
     return None if inputs is None else _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].written))
 
 
-# ---------------------------------------------------------------------------------------------
-# Data movement
-# ---------------------------------------------------------------------------------------------
+# --- Data movement ---
 
 
 def _move(site: _Site, since: int = 1, types: frozenset[np.dtype] = _WORDS) -> _Made | None:

@@ -72,9 +72,7 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
         refused |= wrong
 
 
-# ---------------------------------------------------------------------------------------------
-# Which quantizers there are
-# ---------------------------------------------------------------------------------------------
+# --- Which quantizers there are ---
 
 
 def _accepted(graph: Graph, refused: Set[Node]) -> list[_Quantizer]:
@@ -158,9 +156,7 @@ def _same(one: QParams, other: QParams) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------
-# One quantizer
-# ---------------------------------------------------------------------------------------------
+# --- One quantizer ---
 
 
 def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
@@ -272,9 +268,7 @@ def _meant(codes: np.ndarray, qparams: QParams) -> np.ndarray | None:
     return floats if all(exact) else None
 
 
-# ---------------------------------------------------------------------------------------------
-# What nodes say
-# ---------------------------------------------------------------------------------------------
+# --- What nodes say ---
 
 
 def _readers(graph: Graph, name: str) -> tuple[Node, ...]:
@@ -344,9 +338,7 @@ def _fix_neuron(graph: Graph, node: Node) -> QParams | None:
     return qparams if stated == (qparams.grid.bits, qparams.scale) else None
 
 
-# ---------------------------------------------------------------------------------------------
-# The float graph and its plan
-# ---------------------------------------------------------------------------------------------
+# --- The float graph and its plan ---
 
 
 def _names(graph: Graph, quantizers: Sequence[_Quantizer]) -> dict[_Quantizer, str]:

@@ -213,9 +213,7 @@ def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]
     return runs
 
 
-# ---------------------------------------------------------------------------------------------
-# A group of runs, as a tree of steps
-# ---------------------------------------------------------------------------------------------
+# --- A group of runs, as a tree of steps ---
 
 
 def _rows(group: Group, source: _Source, bench: _Bench) -> Iterator[Row]:
@@ -315,9 +313,7 @@ def _peak() -> int:
     return round(most / (1 << 20 if sys.platform == "darwin" else 1 << 10))
 
 
-# ---------------------------------------------------------------------------------------------
-# Measures
-# ---------------------------------------------------------------------------------------------
+# --- Measures ---
 
 Measure = Callable[[Graph, Mapping[str, Any], Plan], dict[str, Any]]
 

@@ -217,9 +217,7 @@ def _is_float(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-# ---------------------------------------------------------------------------------------------
-# What stands where a plan does
-# ---------------------------------------------------------------------------------------------
+# --- What stands where a plan does ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

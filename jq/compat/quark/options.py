@@ -23,9 +23,7 @@ from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
 
-# ---------------------------------------------------------------------------------------------
-# Kinds of options
-# ---------------------------------------------------------------------------------------------
+# --- Kinds of options ---
 
 
 def _sets(field: str, kind: Callable[[str, Any], Any]) -> Option:

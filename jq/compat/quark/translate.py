@@ -122,9 +122,7 @@ def _check_switches(settings: QuantizationConfig) -> None:
             raise ConfigError(f"{field.name} is {value!r}; expected True or False")
 
 
-# ---------------------------------------------------------------------------------------------
-# Families: what decides which of Quark's quantizers is meant
-# ---------------------------------------------------------------------------------------------
+# --- Families: what decides which of Quark's quantizers is meant ---
 
 _METHODS: Mapping[Enum, tuple[str, str]] = {
     CalibrationMethod.MinMax: ("float", "minmax"),
@@ -289,9 +287,7 @@ def _check_fused(extra: Mapping[str, Any]) -> None:
         raise ConfigError(f"{', '.join(keys)} must be alike: jq fuses all of these activations, or none")
 
 
-# ---------------------------------------------------------------------------------------------
-# Algorithms
-# ---------------------------------------------------------------------------------------------
+# --- Algorithms ---
 
 _PARAMS = {"adaround": DEFAULT_ADAROUND_PARAMS, "adaquant": DEFAULT_ADAQUANT_PARAMS}
 

@@ -161,9 +161,7 @@ def _cast(source: str, result: str, dtype: np.dtype, labels: set[str]) -> Node:
     return Node("Cast", (source,), (result,), {"to": kind}, fresh(f"{result}_Cast", labels))
 
 
-# ---------------------------------------------------------------------------------------------
-# Types of tensors inside
-# ---------------------------------------------------------------------------------------------
+# --- Types of tensors inside ---
 
 
 def _retyped(

@@ -155,9 +155,7 @@ def _plus(sums: Fixed, addend: Array, most: int) -> Fixed:
     return sums.replace(array=sums.array + addend, bound=sums.bound + most)
 
 
-# ---------------------------------------------------------------------------------------------
-# 16-bit operands and 16-bit partial sums
-# ---------------------------------------------------------------------------------------------
+# --- 16-bit operands and 16-bit partial sums ---
 
 
 def word_shift(depth: int) -> int:
