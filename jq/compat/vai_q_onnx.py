@@ -14,21 +14,14 @@ from onnx import ModelProto
 
 from jq.compat.quark.calibration import CalibrationDataReader, CalibrationMethod, PowerOfTwoMethod
 from jq.compat.quark.quantization.api import ModelQuantizer
-from jq.compat.quark.quantization.config.config import Config
-from jq.compat.quark.quantization.config.legacy import QuantizationConfig
+from jq.compat.quark.quantization.config.config import Config, QuantizationConfig
 from jq.compat.quark.quantization.quant_utils import QuantFormat, QuantType, VitisQuantFormat, VitisQuantType
 from jq.errors import ConfigError
 
 __all__ = [
-    "CalibrationDataReader",
-    "CalibrationMethod",
-    "PowerOfTwoMethod",
-    "QuantFormat",
-    "QuantType",
-    "VitisQuantFormat",
-    "VitisQuantType",
-    "quantize_static",
-]
+    "CalibrationDataReader", "CalibrationMethod", "PowerOfTwoMethod", "QuantFormat", "QuantType", "VitisQuantFormat",
+    "VitisQuantType", "quantize_static",
+]  # fmt: skip
 
 
 def quantize_static(

@@ -17,87 +17,15 @@ What jq computes is its own, for the same formats, operators and constraints:
 
 from typing import Any
 
-from jq.compat.quark.calibration import (
-    CalibrationDataReader,
-    CalibrationMethod,
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
+from jq.compat.quark.calibration import *
+from jq.compat.quark.quantization import *
 from jq.compat.quark.quantization.api import ModelQuantizer
-from jq.compat.quark.quantization.config import (
-    Config,
-    QConfig,
-    QuantizationConfig,
-    custom_config,
-    get_default_config,
-    get_default_config_mapping,
-)
-from jq.compat.quark.quantization.config.algorithm import (
-    AdaQuantConfig,
-    AdaRoundConfig,
-    AlgoConfig,
-    AutoMixprecisionConfig,
-    BiasCorrectionConfig,
-    CLEConfig,
-    GPTQConfig,
-    QuarotConfig,
-    SmoothQuantConfig,
-)
-from jq.compat.quark.quantization.config.custom_config import (
-    DEFAULT_ADAQUANT_PARAMS,
-    DEFAULT_ADAROUND_PARAMS,
-    DEFAULT_BFP_PARAMS,
-    DEFAULT_MICROEXPONENTS_PARAMS,
-    DEFAULT_MICROSCALING_PARAMS,
-)
-from jq.compat.quark.quantization.config.data_type import (
-    BFP16,
-    BFloat16,
-    DataType,
-    Float16,
-    Int8,
-    Int16,
-    Int32,
-    UInt8,
-    UInt16,
-    UInt32,
-)
-from jq.compat.quark.quantization.config.spec import (
-    BFloat16Spec,
-    BFP16Spec,
-    CalibMethod,
-    Float16Spec,
-    Int8Spec,
-    Int16Spec,
-    Int32Spec,
-    MX4Spec,
-    MX6Spec,
-    MX9Spec,
-    MXFP4E2M1Spec,
-    MXFP6E2M3Spec,
-    MXFP6E3M2Spec,
-    MXFP8E4M3Spec,
-    MXFP8E5M2Spec,
-    MXInt8Spec,
-    QLayerConfig,
-    QTensorConfig,
-    QuantGranularity,
-    ScaleType,
-    UInt8Spec,
-    UInt16Spec,
-    UInt32Spec,
-    XInt8Spec,
-)
-from jq.compat.quark.quantization.quant_utils import (
-    ExtendedQuantFormat,
-    ExtendedQuantType,
-    QuantFormat,
-    QuantType,
-    VitisQuantFormat,
-    VitisQuantType,
-)
+from jq.compat.quark.quantization.config import *
+from jq.compat.quark.quantization.config import custom_config
+from jq.compat.quark.quantization.config.custom_config import *
+from jq.compat.quark.quantization.config.data_type import *
+from jq.compat.quark.quantization.config.spec import *
+from jq.compat.quark.quantization.quant_utils import *
 from jq.errors import ConfigError
 
 __all__ = [
@@ -113,7 +41,6 @@ __all__ = [
     "UInt8", "UInt8Spec", "UInt16", "UInt16Spec", "UInt32", "UInt32Spec", "VitisQuantFormat", "VitisQuantType",
     "XInt8Spec", "get_default_config", "get_default_config_mapping",
 ]  # fmt: skip
-
 
 # Quark names that jq does not have.
 _ABSENT = {
@@ -133,7 +60,7 @@ _ABSENT = {
 
 def __getattr__(name: str) -> Any:
     """Return a named config such as XINT8_QCONFIG, created on access."""
-    if name.endswith("_CONFIG") or name.endswith("_QCONFIG"):
+    if name.endswith(("_CONFIG", "_QCONFIG")):
         return getattr(custom_config, name)
     if name in _ABSENT:
         raise ConfigError(f"jq.compat.quark has no {name}: {_ABSENT[name]}")

@@ -53,9 +53,7 @@ class Inputs:
         return scaled
 
     def _moved(self, sample: Sample) -> Sample:
-        return {
-            name: layout.channels_last(array) if name in self.channels_last else array for name, array in sample.items()
-        }
+        return {k: layout.channels_last(v) if k in self.channels_last else v for k, v in sample.items()}
 
 
 def converted(graph: Graph, *, float32: bool, shapes: Any, channels_last: bool) -> tuple[Graph, Graph]:

@@ -9,9 +9,8 @@ from typing import Any
 from jq.arithmetic.formats import Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
 from jq.compat.quark.draft import Draft, literal, matching, names
-from jq.compat.quark.quantization.config.config import QConfig
+from jq.compat.quark.quantization.config.config import QConfig, QuantizationConfig
 from jq.compat.quark.quantization.config.data_type import DataType
-from jq.compat.quark.quantization.config.legacy import QuantizationConfig
 from jq.compat.quark.quantization.config.spec import (
     CalibMethod,
     QLayerConfig,

@@ -156,10 +156,8 @@ def _all_types(draft: Draft, name: str, value: Any) -> None:
 
 def _constant_products(draft: Draft, name: str, value: Any) -> None:
     if flag(name, value):
-        of_activations = [
-            n.label for n in draft.graph.nodes if n.op_type == "MatMul" and n.inputs[1] not in draft.graph.params
-        ]
-        draft.exclude(of_activations)
+        graph = draft.graph
+        draft.exclude([n.label for n in graph.nodes if n.op_type == "MatMul" and n.inputs[1] not in graph.params])
 
 
 def _opset(draft: Draft, name: str, value: Any) -> None:

@@ -15,17 +15,9 @@ from jq.compat.quark.draft import Draft, apply, matching, names
 from jq.compat.quark.inputs import Inputs, converted
 from jq.compat.quark.newer import add_layers, older
 from jq.compat.quark.options import AS_FIELDS, EXTRA_OPTIONS, FAST_FINETUNE, FIELDS
-from jq.compat.quark.quantization.config import algorithm
-from jq.compat.quark.quantization.config.config import Config, QConfig
-from jq.compat.quark.quantization.config.custom_config import (
-    DEFAULT_ADAQUANT_PARAMS,
-    DEFAULT_ADAROUND_PARAMS,
-    DEFAULT_BFP_PARAMS,
-    DEFAULT_MICROEXPONENTS_PARAMS,
-    DEFAULT_MICROSCALING_PARAMS,
-)
+from jq.compat.quark.quantization.config import algorithm, custom_config
+from jq.compat.quark.quantization.config.config import Config, QConfig, QuantizationConfig
 from jq.compat.quark.quantization.config.data_type import DataType
-from jq.compat.quark.quantization.config.legacy import QuantizationConfig
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat, VitisQuantFormat
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError, suggest
@@ -102,17 +94,12 @@ def _options(name: str, given: Any) -> dict[str, Any]:
 
 def _converted(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph) -> tuple[Graph, Graph]:
     try:
-        return converted(
-            graph,
-            float32=settings.convert_fp16_to_fp32,
-            shapes=extra.get("FixShapes"),
-            channels_last=settings.convert_nchw_to_nhwc,
-        )
+        shapes, last = extra.get("FixShapes"), settings.convert_nchw_to_nhwc
+        return converted(graph, float32=settings.convert_fp16_to_fp32, shapes=shapes, channels_last=last)
     except ConfigError as error:
         asked = [n for n in ("convert_fp16_to_fp32", "convert_nchw_to_nhwc") if getattr(settings, n)]
-        raise ConfigError(
-            f"{', '.join([*asked, *(['FixShapes'] if extra.get('FixShapes') else [])])}: {error}"
-        ) from error
+        asked += ["FixShapes"] if extra.get("FixShapes") else []
+        raise ConfigError(f"{', '.join(asked)}: {error}") from error
 
 
 def _check_switches(settings: QuantizationConfig) -> None:
@@ -182,15 +169,14 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
     plain = isinstance(settings.quant_format, QuantFormat) and not settings.enable_npu_transformer
     draft = Draft(presets["XINT8" if settings.enable_npu_cnn else "INT8_CNN_DEFAULT" if plain else "A8W8"], graph)
     integers = isinstance(activation, Integer) and isinstance(weight, Integer)
+    signed = power or not isinstance(weight, Integer) or weight.signed
     draft.changes = {
         "scale": scale,
         "method": method,
         "activation": activation,
         "weight": weight,
         "symmetric": _symmetric("ActivationSymmetric", extra, power or not isinstance(activation, Integer)),
-        "weight_symmetric": _symmetric(
-            "WeightSymmetric", extra, power or not isinstance(weight, Integer) or weight.signed
-        ),
+        "weight_symmetric": _symmetric("WeightSymmetric", extra, signed),
         "weight_method": "minmse" if method == "minmse" else "minmax",
         "per_channel": settings.per_channel,
         "bias": "int32" if integers and not settings.enable_npu_cnn else "weight",
@@ -234,13 +220,13 @@ def _type(field: str, value: Any, extra: Mapping[str, Any]) -> Format:
 
 
 _BFP = (
-    (DEFAULT_BFP_PARAMS, formats.BFP16),
-    ({**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 11}, formats.MX4),
-    (DEFAULT_MICROEXPONENTS_PARAMS, formats.MX6),
-    ({**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 16}, formats.MX9),
+    (custom_config.DEFAULT_BFP_PARAMS, formats.BFP16),
+    ({**custom_config.DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 11}, formats.MX4),
+    (custom_config.DEFAULT_MICROEXPONENTS_PARAMS, formats.MX6),
+    ({**custom_config.DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": 16}, formats.MX9),
 )
 _MX = tuple(
-    ({**DEFAULT_MICROSCALING_PARAMS, "element_dtype": block.element.name}, block)
+    ({**custom_config.DEFAULT_MICROSCALING_PARAMS, "element_dtype": block.element.name}, block)
     for block in formats.BLOCKS.values()
     if block.kind == "mx"
 )
@@ -275,9 +261,7 @@ def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
     parts = settings.subgraphs_to_exclude or []
     if not all(isinstance(part, (list, tuple)) and len(part) == 2 for part in parts):
         raise ConfigError(f"subgraphs_to_exclude is {parts!r}; expected pairs ([first nodes], [last nodes])")
-    draft["exclude_subgraphs"] = tuple(
-        (names("subgraphs_to_exclude", first), names("subgraphs_to_exclude", last)) for first, last in parts
-    )
+    draft["exclude_subgraphs"] = tuple(tuple(names("subgraphs_to_exclude", ends) for ends in part) for part in parts)
 
 
 def _check_fused(extra: Mapping[str, Any]) -> None:
@@ -289,7 +273,7 @@ def _check_fused(extra: Mapping[str, Any]) -> None:
 
 # --- Algorithms ---
 
-_PARAMS = {"adaround": DEFAULT_ADAROUND_PARAMS, "adaquant": DEFAULT_ADAQUANT_PARAMS}
+_PARAMS = {"adaround": custom_config.DEFAULT_ADAROUND_PARAMS, "adaquant": custom_config.DEFAULT_ADAQUANT_PARAMS}
 
 
 def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] | None = None) -> None:
@@ -298,12 +282,8 @@ def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] |
         raise ConfigError(f"OptimAlgorithm is {name!r}; there are {', '.join(_PARAMS)}.{suggest(str(name), _PARAMS)}")
     draft["finetune"] = name
     draft.usual = usual or {**_parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}
-    apply(
-        FAST_FINETUNE,
-        {k: v for k, v in given.items() if k not in draft.usual or v != draft.usual[k]},
-        draft,
-        "FastFinetune",
-    )
+    asked = {k: v for k, v in given.items() if k not in draft.usual or v != draft.usual[k]}
+    apply(FAST_FINETUNE, asked, draft, "FastFinetune")
 
 
 def _parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:

@@ -1,16 +1,6 @@
 """`quark.onnx.quantization`: configs and algorithms."""
 
-from jq.compat.quark.quantization.config.algorithm import (
-    AdaQuantConfig,
-    AdaRoundConfig,
-    AlgoConfig,
-    AutoMixprecisionConfig,
-    BiasCorrectionConfig,
-    CLEConfig,
-    GPTQConfig,
-    QuarotConfig,
-    SmoothQuantConfig,
-)
+from jq.compat.quark.quantization.config.algorithm import *
 from jq.compat.quark.quantization.config.config import QConfig
 
 __all__ = [

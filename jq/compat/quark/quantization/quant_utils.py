@@ -22,19 +22,10 @@ class ExtendedQuantType(Enum):
     QMX = 10
 
 
-class VitisQuantType(Enum):
-    """The older name of `ExtendedQuantType`."""
-
-    QInt8 = 1
-    QUInt8 = 2
-    QInt16 = 3
-    QUInt16 = 4
-    QInt32 = 5
-    QUInt32 = 6
-    QFloat16 = 7
-    QBFloat16 = 8
-    QBFP = 9
-    QMX = 10
+# The older name of `ExtendedQuantType`.
+VitisQuantType = Enum(
+    "VitisQuantType", "QInt8 QUInt8 QInt16 QUInt16 QInt32 QUInt32 QFloat16 QBFloat16 QBFP QMX", module=__name__
+)
 
 
 class ExtendedQuantFormat(Enum):

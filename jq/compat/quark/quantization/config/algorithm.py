@@ -51,6 +51,9 @@ class BiasCorrectionConfig(AlgoConfig):
     name: ClassVar[str] = "bias_correction"
 
 
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "InstanceNormalization", "LayerNormalization")
+
+
 @dataclasses.dataclass
 class FinetuneConfig(AlgoConfig):
     """Parameters that AdaRound and AdaQuant share."""
@@ -66,16 +69,7 @@ class FinetuneConfig(AlgoConfig):
     early_stop: bool = False
     output_index: int = 0
     lr_adjust: tuple[float, float] | None = None
-    target_op_type: list[str] = dataclasses.field(
-        default_factory=lambda: [
-            "Conv",
-            "ConvTranspose",
-            "Gemm",
-            "MatMul",
-            "InstanceNormalization",
-            "LayerNormalization",
-        ]
-    )
+    target_op_type: list[str] = dataclasses.field(default_factory=lambda: list(_LAYERS))
     selective_update: bool = False
     update_bias: bool = False
     output_qdq: bool = False

@@ -4,17 +4,70 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Self
 
+from jq.compat.quark.calibration import CalibrationMethod
 from jq.compat.quark.quantization.config.algorithm import AlgoConfig, from_dict
 from jq.compat.quark.quantization.config.fields import Fields, plain
-from jq.compat.quark.quantization.config.legacy import QuantizationConfig
 from jq.compat.quark.quantization.config.spec import QLayerConfig, choice_of
+from jq.compat.quark.quantization.quant_utils import QuantFormat, QuantType
 from jq.errors import ConfigError
 
 __all__ = ["Config", "QConfig", "QuantizationConfig"]
 
 _OF_LAYERS = ("specific_layer_config", "layer_type_config")
+
+
+@dataclasses.dataclass
+class QuantizationConfig(Fields):
+    """How a model is quantized, in Quark's words; `jq.compat.quark.options` lists what jq does for each.
+
+    >>> QuantizationConfig(include_cle=False, extra_options={"Percentile": 99.9}).weight_type.name
+    'QInt8'
+    """
+
+    calibrate_method: Enum = CalibrationMethod.MinMax
+    quant_format: Enum = QuantFormat.QDQ
+    activation_type: Enum = QuantType.QInt8
+    weight_type: Enum = QuantType.QInt8
+
+    input_nodes: list[str] = dataclasses.field(default_factory=list)
+    output_nodes: list[str] = dataclasses.field(default_factory=list)
+    op_types_to_quantize: list[str] = dataclasses.field(default_factory=list)
+    nodes_to_quantize: list[str] = dataclasses.field(default_factory=list)
+    extra_op_types_to_quantize: list[str] = dataclasses.field(default_factory=list)
+    nodes_to_exclude: list[str] = dataclasses.field(default_factory=list)
+    subgraphs_to_exclude: list[tuple[list[str], list[str]]] = dataclasses.field(default_factory=list)
+
+    specific_tensor_precision: bool = False
+    execution_providers: list[str] = dataclasses.field(default_factory=lambda: ["CPUExecutionProvider"])
+
+    per_channel: bool = False
+    reduce_range: bool = False
+    optimize_model: bool = True
+    use_dynamic_quant: bool = False
+    use_external_data_format: bool = False
+
+    convert_fp16_to_fp32: bool = False
+    convert_nchw_to_nhwc: bool = False
+
+    include_sq: bool = False
+    include_rotation: bool = False
+    include_cle: bool = True
+    include_auto_mp: bool = False
+    include_fast_ft: bool = False
+
+    enable_npu_cnn: bool = False
+    enable_npu_transformer: bool = False
+
+    debug_mode: bool = False
+    crypto_mode: bool = False
+    print_summary: bool = True
+    ignore_warnings: bool = True
+    log_severity_level: Any = None
+
+    extra_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -86,10 +139,10 @@ class QConfig(Fields):
         >>> config.to_dict()["layer_type_config"], QConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
         ([[None, ['Gemm']]], True)
         """
-        pairs = {
-            name: [[plain(layer), plain(names)] for layer, names in getattr(self, name).items()] for name in _OF_LAYERS
+        settings = {name: getattr(self, name).items() for name in _OF_LAYERS}
+        return super().to_dict() | {
+            k: [[plain(layer), plain(names)] for layer, names in v] for k, v in settings.items()
         }
-        return super().to_dict() | pairs
 
     @staticmethod
     def from_dict(options: Mapping[str, Any]) -> QConfig:

@@ -11,18 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jq.compat.quark.calibration import CalibrationMethod, PowerOfTwoMethod
+from jq.compat.quark.quantization.config import spec
 from jq.compat.quark.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
-from jq.compat.quark.quantization.config.config import QConfig
-from jq.compat.quark.quantization.config.legacy import QuantizationConfig
-from jq.compat.quark.quantization.config.spec import (
-    BFloat16Spec,
-    BFP16Spec,
-    Int8Spec,
-    Int16Spec,
-    MXInt8Spec,
-    QLayerConfig,
-    XInt8Spec,
-)
+from jq.compat.quark.quantization.config.config import QConfig, QuantizationConfig
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, ExtendedQuantType, QuantType
 from jq.errors import ConfigError, suggest
 
@@ -53,16 +44,9 @@ DEFAULT_MICROSCALING_PARAMS: dict[str, Any] = {
     "element_dtype": "int8", "axis": 1, "block_size": 32, "rounding_mode": 2
 }  # fmt: skip
 
-_U8, _S8, _U16, _S16, _F16, _BF16, _BFP, _MX = (
-    QuantType.QUInt8,
-    QuantType.QInt8,
-    ExtendedQuantType.QUInt16,
-    ExtendedQuantType.QInt16,
-    ExtendedQuantType.QFloat16,
-    ExtendedQuantType.QBFloat16,
-    ExtendedQuantType.QBFP,
-    ExtendedQuantType.QMX,
-)
+_U8, _S8, _U16, _S16 = QuantType.QUInt8, QuantType.QInt8, ExtendedQuantType.QUInt16, ExtendedQuantType.QInt16
+_F16, _BF16 = ExtendedQuantType.QFloat16, ExtendedQuantType.QBFloat16
+_BFP, _MX = ExtendedQuantType.QBFP, ExtendedQuantType.QMX
 _FORCE = {"ForceQuantizeNoInputCheck": True}
 _SYMMETRIC = {"ActivationSymmetric": True}
 _ALIGNED = {"AlignSlice": False, "FoldRelu": True, "AlignConcat": True}
@@ -98,6 +82,10 @@ def _tuned(config: QuantizationConfig, params: Mapping[str, Any]) -> Quantizatio
     tuned.include_fast_ft = True
     tuned.extra_options["FastFinetune"] = dict(params)
     return tuned
+
+
+def _alike(kind: type[Any]) -> spec.QLayerConfig:
+    return spec.QLayerConfig(kind(), weight=kind(), bias=kind())
 
 
 def _older() -> dict[str, QuantizationConfig]:
@@ -140,12 +128,12 @@ def _older() -> dict[str, QuantizationConfig]:
     for element in ("fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"):
         extra = {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}}
         add("MX" + element.upper().replace("_", ""), _config(_MX, _MX, extra), "ADAQUANT")
-    target: dict[str, Any] = {"TargetLayerConfig": QLayerConfig(Int8Spec(), weight=Int8Spec(), bias=Int8Spec())}
+    target: dict[str, Any] = {"TargetLayerConfig": _alike(spec.Int8Spec)}
     mixed = {**finer, "Int32Bias": False, "Int16Bias": False, "WeightSymmetric": True, "ActivationSymmetric": False}
     mixed |= {**_FORCE, "AutoMixprecision": target}
     add("S16S16_MIXED_S8S8", _config(_S16, _S16, mixed, include_auto_mp=True, **percentile))
-    for name, spec in (("BFP16", BFP16Spec), ("MXINT8", MXInt8Spec)):
-        target = {"TargetLayerConfig": QLayerConfig(spec(), weight=spec(), bias=spec()), "DualQuantNodes": True}
+    for name, kind in (("BFP16", spec.BFP16Spec), ("MXINT8", spec.MXInt8Spec)):
+        target = {"TargetLayerConfig": _alike(kind), "DualQuantNodes": True}
         mixed = {**_SYMMETRIC, "QuantizeBias": False, "DedicateDQNode": True, "CalibDataSize": 1}
         mixed |= {"AutoMixprecision": target}
         add(f"BF16_MIXED_{name}", _config(_BF16, _BF16, mixed, include_auto_mp=True), "ADAQUANT")
@@ -168,12 +156,12 @@ def _older() -> dict[str, QuantizationConfig]:
 def _newer() -> dict[str, QConfig]:
     aligned = {**_FORCE, **_ALIGNED}
     bases: dict[str, tuple[type, type, dict[str, Any], bool]] = {
-        "XINT8": (XInt8Spec, XInt8Spec, _FORCE, True),
-        "VINT8": (XInt8Spec, XInt8Spec, {"OptimizeModel": False, "EnableNPUCnn": False, **_VINT8}, False),
-        "A8W8": (Int8Spec, Int8Spec, aligned, True),
-        "A16W8": (Int16Spec, Int8Spec, {**aligned, "AlignEltwiseQuantType": True}, True),
-        "BF16": (BFloat16Spec, BFloat16Spec, _FORCE, False),
-        "BFP16": (BFP16Spec, BFP16Spec, {}, False),
+        "XINT8": (spec.XInt8Spec, spec.XInt8Spec, _FORCE, True),
+        "VINT8": (spec.XInt8Spec, spec.XInt8Spec, {"OptimizeModel": False, "EnableNPUCnn": False, **_VINT8}, False),
+        "A8W8": (spec.Int8Spec, spec.Int8Spec, aligned, True),
+        "A16W8": (spec.Int16Spec, spec.Int8Spec, {**aligned, "AlignEltwiseQuantType": True}, True),
+        "BF16": (spec.BFloat16Spec, spec.BFloat16Spec, _FORCE, False),
+        "BFP16": (spec.BFP16Spec, spec.BFP16Spec, {}, False),
     }
     configs = {}
     for name, (activation, weight, extra, tunes) in bases.items():
@@ -181,7 +169,7 @@ def _newer() -> dict[str, QConfig]:
         if tunes:
             algorithms |= {"_ADAROUND": [AdaRoundConfig()], "_ADAQUANT": [AdaQuantConfig()]}
         for suffix, algorithm in algorithms.items():
-            layers = QLayerConfig(input_tensors=activation(), weight=weight())
+            layers = spec.QLayerConfig(input_tensors=activation(), weight=weight())
             configs[name + suffix] = QConfig(layers, algo_config=algorithm, extra_options=extra)
     return configs
 

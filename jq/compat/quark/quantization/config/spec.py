@@ -8,27 +8,7 @@ from enum import Enum
 from typing import Any
 
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
-from jq.compat.quark.quantization.config.data_type import (
-    BFP16,
-    MX4,
-    MX6,
-    MX9,
-    MXFP4E2M1,
-    MXFP6E2M3,
-    MXFP6E3M2,
-    MXFP8E4M3,
-    MXFP8E5M2,
-    BFloat16,
-    DataType,
-    Float16,
-    Int8,
-    Int16,
-    Int32,
-    MXInt8,
-    UInt8,
-    UInt16,
-    UInt32,
-)
+from jq.compat.quark.quantization.config.data_type import DataType
 from jq.compat.quark.quantization.config.fields import Fields
 from jq.errors import ConfigError, suggest
 
@@ -142,7 +122,7 @@ class _IntegerSpec(QTensorConfig):
     scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
     quant_granularity: QuantGranularity = QuantGranularity.Tensor
-    data_type: DataType = Int8
+    data_type: DataType = DataType.Int8
 
 
 @dataclasses.dataclass(eq=False)
@@ -150,7 +130,7 @@ class _FloatSpec(_IntegerSpec):
     """Floats and blocks of them, whose exponents need no calibration."""
 
     calibration_method: CalibMethod = CalibMethod.MinMax
-    data_type: DataType = Float16
+    data_type: DataType = DataType.Float16
 
 
 def _spec(name: str, base: type[QTensorConfig], text: str, **defaults: Any) -> type[Any]:
@@ -161,27 +141,29 @@ def _spec(name: str, base: type[QTensorConfig], text: str, **defaults: Any) -> t
 
 
 Int8Spec = _spec("Int8Spec", _IntegerSpec, "int8.")
-UInt8Spec = _spec("UInt8Spec", _IntegerSpec, "uint8, with a zero point.", symmetric=False, data_type=UInt8)
+UInt8Spec = _spec("UInt8Spec", _IntegerSpec, "uint8, with a zero point.", symmetric=False, data_type=DataType.UInt8)
 XInt8Spec = _spec(
     "XInt8Spec", Int8Spec, "int8 with scales that are powers of two.",
     scale_type=ScaleType.PowerOf2, calibration_method=CalibMethod.MinMSE,
 )  # fmt: skip
-Int16Spec = _spec("Int16Spec", _IntegerSpec, "int16.", data_type=Int16)
-UInt16Spec = _spec("UInt16Spec", _IntegerSpec, "uint16, with a zero point.", symmetric=False, data_type=UInt16)
-Int32Spec = _spec("Int32Spec", _IntegerSpec, "int32.", data_type=Int32)
-UInt32Spec = _spec("UInt32Spec", _IntegerSpec, "uint32, with a zero point.", symmetric=False, data_type=UInt32)
+Int16Spec = _spec("Int16Spec", _IntegerSpec, "int16.", data_type=DataType.Int16)
+UInt16Spec = _spec("UInt16Spec", _IntegerSpec, "uint16, with a zero point.", symmetric=False, data_type=DataType.UInt16)
+Int32Spec = _spec("Int32Spec", _IntegerSpec, "int32.", data_type=DataType.Int32)
+UInt32Spec = _spec("UInt32Spec", _IntegerSpec, "uint32, with a zero point.", symmetric=False, data_type=DataType.UInt32)
 Float16Spec = _spec("Float16Spec", _FloatSpec, "float16.")
-BFloat16Spec = _spec("BFloat16Spec", _FloatSpec, "bfloat16.", data_type=BFloat16)
-BFP16Spec = _spec("BFP16Spec", _FloatSpec, "Blocks of eight with one exponent, 9 bits each.", data_type=BFP16)
-MX4Spec = _spec("MX4Spec", _FloatSpec, "Blocks of 16 with microexponents, 4 bits each.", data_type=MX4)
-MX6Spec = _spec("MX6Spec", _FloatSpec, "Blocks of 16 with microexponents, 6 bits each.", data_type=MX6)
-MX9Spec = _spec("MX9Spec", _FloatSpec, "Blocks of 16 with microexponents, 9 bits each.", data_type=MX9)
-MXFP4E2M1Spec = _spec("MXFP4E2M1Spec", _FloatSpec, "Blocks of 32 floats of 4 bits.", data_type=MXFP4E2M1)
-MXFP6E3M2Spec = _spec("MXFP6E3M2Spec", _FloatSpec, "Blocks of 32 floats of 6 bits.", data_type=MXFP6E3M2)
-MXFP6E2M3Spec = _spec("MXFP6E2M3Spec", _FloatSpec, "Blocks of 32 floats of 6 bits.", data_type=MXFP6E2M3)
-MXFP8E5M2Spec = _spec("MXFP8E5M2Spec", _FloatSpec, "Blocks of 32 floats of 8 bits.", data_type=MXFP8E5M2)
-MXFP8E4M3Spec = _spec("MXFP8E4M3Spec", _FloatSpec, "Blocks of 32 floats of 8 bits.", data_type=MXFP8E4M3)
-MXInt8Spec = _spec("MXInt8Spec", _FloatSpec, "Blocks of 32 integers of 8 bits with one exponent.", data_type=MXInt8)
+BFloat16Spec = _spec("BFloat16Spec", _FloatSpec, "bfloat16.", data_type=DataType.BFloat16)
+BFP16Spec = _spec("BFP16Spec", _FloatSpec, "Blocks of eight with one exponent, 9 bits each.", data_type=DataType.BFP16)
+MX4Spec = _spec("MX4Spec", _FloatSpec, "Blocks of 16 with microexponents, 4 bits each.", data_type=DataType.MX4)
+MX6Spec = _spec("MX6Spec", _FloatSpec, "Blocks of 16 with microexponents, 6 bits each.", data_type=DataType.MX6)
+MX9Spec = _spec("MX9Spec", _FloatSpec, "Blocks of 16 with microexponents, 9 bits each.", data_type=DataType.MX9)
+MXFP4E2M1Spec = _spec("MXFP4E2M1Spec", _FloatSpec, "Blocks of 32 floats of 4 bits.", data_type=DataType.MXFP4E2M1)
+MXFP6E3M2Spec = _spec("MXFP6E3M2Spec", _FloatSpec, "Blocks of 32 floats of 6 bits.", data_type=DataType.MXFP6E3M2)
+MXFP6E2M3Spec = _spec("MXFP6E2M3Spec", _FloatSpec, "Blocks of 32 floats of 6 bits.", data_type=DataType.MXFP6E2M3)
+MXFP8E5M2Spec = _spec("MXFP8E5M2Spec", _FloatSpec, "Blocks of 32 floats of 8 bits.", data_type=DataType.MXFP8E5M2)
+MXFP8E4M3Spec = _spec("MXFP8E4M3Spec", _FloatSpec, "Blocks of 32 floats of 8 bits.", data_type=DataType.MXFP8E4M3)
+MXInt8Spec = _spec(
+    "MXInt8Spec", _FloatSpec, "Blocks of 32 integers of 8 bits with one exponent.", data_type=DataType.MXInt8
+)
 
 
 @dataclasses.dataclass(eq=False)
