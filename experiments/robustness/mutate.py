@@ -300,7 +300,7 @@ def main(
     from rich.text import Text
 
     import jq.evidence.inspection
-    import jq.ops
+    import jq.ops.families
     import jq.passes  # noqa: F401  imported before the forks
 
     sources = models(suite)

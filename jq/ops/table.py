@@ -306,7 +306,7 @@ def _check_names(
 
 def lookup(node: Node, opset: int) -> Op | None:
     """The newest rule registered for the node that is not newer than the opset."""
-    import jq.ops  # noqa: F401  registration happens on the first look-up, not at import
+    import jq.ops.families  # noqa: F401  registration happens on the first look-up, not at import
 
     versions = _TABLE.get((node.domain, node.op_type), ())
     return next((v for v in reversed(versions) if v.since <= opset), None)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import jq.ops  # fills the table
+import jq.ops.families  # fills the table
 from jq.errors import Error, UnsupportedOp
 from jq.graph import Node
 from jq.graph.read import load
