@@ -59,13 +59,8 @@ COLUMNS = (
     "hash", "model", "config", "seed", "same_as_seed", "options", "samples", "float_top1", "top1", "agreement", "sqnr",
     "kl", "seconds", "added_seconds", "megabytes", "digest", "jq", "jax", "jaxlib",
 )  # fmt: skip
-_TUNING = (
-    "finetune",
-    "finetune_steps",
-    "finetune_rate",
-    "finetune_batch",
-    "finetune_drop",
-)  # options that only tuning reads
+# Options that only tuning reads.
+_TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop")
 _JAXLIB = importlib.metadata.version("jaxlib")
 _BATCH = 64  # samples that are measured at once, of data whose number is not known
 
@@ -96,11 +91,8 @@ class Group:
     @property
     def results(self) -> int:
         """How many different ones are expected: only blocks and networks are tuned on samples that a seed draws."""
-        return len({r.config if _drawn(r) else r.config.replace(seed=0) for r in self.runs})
-
-
-def _drawn(run: Run) -> bool:
-    return any(kind_of(s) != "layer" for s in run.stages)
+        drawn = {r: any(kind_of(s) != "layer" for s in r.stages) for r in self.runs}
+        return len({r.config if drawn[r] else r.config.replace(seed=0) for r in self.runs})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,10 +150,8 @@ def _work(experiment: Experiment, sources: Mapping[str, _Source], rows: Sequence
 
 def _trunk(run: Run, source: _Source) -> QuantConfig:
     """The config of the steps before finetuning, where only random data depend on the seed."""
-    plain = QuantConfig()
-    return run.config.replace(
-        **{name: getattr(plain, name) for name in _TUNING}, seed=run.config.seed if source.random else 0
-    )
+    plain, seed = QuantConfig(), run.config.seed if source.data is None else 0
+    return run.config.replace(**{name: getattr(plain, name) for name in _TUNING}, seed=seed)
 
 
 def _by(items: Sequence[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
@@ -177,15 +167,10 @@ class _Source:
     """A subject whose model is loaded."""
 
     graph: Graph
-    data: Any
+    data: Any  # of calibration; None for random ones
     evaluation: Any
     labels: np.ndarray | None
     identity: str
-
-    @property
-    def random(self) -> bool:
-        """Whether calibration data are drawn."""
-        return self.data is None
 
 
 def _opened(subject: Subject) -> _Source:
@@ -194,11 +179,10 @@ def _opened(subject: Subject) -> _Source:
     evaluation = data if subject.evaluation is None else readable_again(subject.evaluation, graph.inputs)
     if evaluation is None:
         raise DataError("an ablation without data needs evaluation data: random data of each seed cannot be compared")
-    digests = [
-        [] if part is None else map(digest, open_source(part, graph.inputs).samples()) for part in (data, evaluation)
-    ]
+    sources = [part if part is None else open_source(part, graph.inputs) for part in (data, evaluation)]
+    digests = [[] if source is None else [*map(digest, source.samples())] for source in sources]
     labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
-    return _Source(graph, data, evaluation, subject.labels, digest(graph, *map(list, digests), labels))
+    return _Source(graph, data, evaluation, subject.labels, digest(graph, *digests, labels))
 
 
 def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -53,13 +53,20 @@ def estimate(
     check_loss(loss, CURVED)
     check_probes(probes)
     fn, read = trace(graph), scores(graph)
-    of = {name: tuple(i for i, group in enumerate(groups) if name in group) for name in plan}
+    of = {name: dials for name in plan if (dials := [i for i, group in enumerate(groups) if name in group])}
 
     def one(given: tuple[Any, Plan], sample: Mapping[str, Array], number: Array) -> Array:
         arrays, plan = given
 
         def outputs(dials: Array) -> dict[str, Array]:
-            return read(fn.quantized(arrays, _Dialled(plan, of, dials), sample))
+            def dialled(name: str, value: Any) -> Any:
+                value = jax.tree.map(jnp.asarray, value)
+                turned = sum(dials[i] for i in of[name])
+                still = lax.stop_gradient(value)
+                rounded = plan.fake_quant(name, still)
+                return jax.tree.map(lambda x, f, y: _turned(x, _kept_apart(y - f), turned), value, still, rounded)
+
+            return read(fn.quantized(arrays, Hook(of, dialled), sample))
 
         z, pull = jax.vjp(outputs, jnp.zeros(len(groups)))
         return jnp.mean(jnp.square(lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))), 0) / 2
@@ -103,7 +110,14 @@ def fisher(
 
     def one(arrays: Any, sample: Mapping[str, Array], number: Array) -> dict[str, Array]:
         def outputs(sums: Mapping[str, Array]) -> dict[str, Array]:
-            return read(fn.quantized(arrays, _Watched(axes, sums), sample))
+            def watched(
+                name: str, value: Any
+            ) -> Any:  # the gradient with respect to `sums` is that of tensors, squared
+                axis = axes.get(name, -1)
+                axis = layout.axis_of(value, axis) if axis >= 0 else axis
+                return layout.mapped(lambda x: _watch(jnp.asarray(x), sums[name], axis), value)
+
+            return read(fn.quantized(arrays, Hook(sums, watched), sample))
 
         z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
         pulled = lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))
@@ -152,7 +166,11 @@ def hessian_trace(
         own = read(fn(arrays, sample))
 
         def value(shifts: Mapping[str, Array]) -> Array:
-            z = read(fn.quantized(arrays, _Shifted(shifts), sample))
+            def shifted(name: str, value: Any) -> Any:
+                shift = layout.arranged(shifts[name], value)
+                return layout.mapped(lambda x: jnp.asarray(x) + shift, value)
+
+            z = read(fn.quantized(arrays, Hook(shifts, shifted), sample))
             if classes is not None:
                 each = [jnp.mean(jax.nn.log_softmax(v, -1)[..., classes[number]]) for v in z.values()]
                 return -jnp.mean(jnp.stack(each))
@@ -217,26 +235,15 @@ def _is_float(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-# --- What stands where a plan does ---
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Dialled:
-    """A plan of which each group is turned on by a dial."""
+class Hook:
+    """A function of some tensors, by name and value, that a reading takes in place of a plan's rounding."""
 
-    plan: Plan
-    groups: Mapping[str, tuple[int, ...]]
-    dials: Array
+    tensors: Container[str]
+    fake_quant: Callable[[str, Any], Any]
 
     def __contains__(self, tensor: object) -> bool:
-        return bool(self.groups.get(tensor))  # type: ignore[call-overload]
-
-    def fake_quant(self, name: str, value: Any) -> Any:
-        value = jax.tree.map(jnp.asarray, value)
-        turned = sum(self.dials[i] for i in self.groups[name])
-        still = lax.stop_gradient(value)
-        rounded = self.plan.fake_quant(name, still)
-        return jax.tree.map(lambda x, f, y: _turned(x, _kept_apart(y - f), turned), value, still, rounded)
+        return tensor in self.tensors
 
 
 def _kept_apart(x: Array) -> Array:
@@ -261,22 +268,6 @@ def _turned_backward(lost: Array, g: Array) -> tuple[Array, None, Array]:
 _turned.defvjp(_turned_forward, _turned_backward)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Watched:
-    """Leaves tensors as they are; the gradient with respect to its sums is that of the tensors squared."""
-
-    axes: Mapping[str, int]
-    sums: Mapping[str, Array]
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self.sums
-
-    def fake_quant(self, name: str, value: Any) -> Any:
-        axis = self.axes.get(name, -1)
-        axis = layout.axis_of(value, axis) if axis >= 0 else axis
-        return layout.mapped(lambda x: _watch(jnp.asarray(x), self.sums[name], axis), value)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _watch(x: Array, sums: Array, axis: int) -> Array:
     return x
@@ -293,17 +284,3 @@ def _watch_backward(axis: int, _: None, g: Array) -> tuple[Array, Array]:
 
 
 _watch.defvjp(_watch_forward, _watch_backward)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Shifted:
-    """Adds to tensors."""
-
-    shifts: Mapping[str, Array]
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self.shifts
-
-    def fake_quant(self, name: str, value: Any) -> Any:
-        shift = layout.arranged(self.shifts[name], value)
-        return layout.mapped(lambda x: jnp.asarray(x) + shift, value)

@@ -139,9 +139,7 @@ def _subject(name: str, entry: Any, samples: int, folder: Path) -> Subject:
         return Subject.bundled(name, samples)
     places = {k: _place(entry[k], folder) for k in ("path", "data", "evaluation", "labels") if k in entry}
     labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0)).values
-    return Subject(
-        model=places["path"], data=places.get("data"), evaluation=places.get("evaluation"), labels=labels
-    )  # fmt: skip
+    return Subject(model=places.pop("path"), labels=labels, **{k: v for k, v in places.items() if k != "labels"})
 
 
 def _place(text: str, folder: Path) -> Path:

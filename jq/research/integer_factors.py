@@ -187,9 +187,8 @@ def _costs(tensor: Activation | Weight, now: np.ndarray, classes: np.ndarray) ->
     return costs
 
 
-_Shares: TypeAlias = tuple[
-    np.ndarray, np.ndarray, Callable[[float], np.ndarray]
-]  # classes, and of each choice, reach and noise
+# Classes, and of each choice, reach and noise.
+_Shares: TypeAlias = tuple[np.ndarray, np.ndarray, Callable[[float], np.ndarray]]
 
 
 def _activation(tensor: Activation, now: np.ndarray, index: np.ndarray) -> _Shares | None:

@@ -53,9 +53,8 @@ class Laned:
             else:
                 runs.append([place])
         samples = jax.tree.leaves(self.rows)[0].shape[0] // len(self.lanes)
-        return stacked(
-            [jax.tree.map(lambda x, r=r: x[r[0] * samples : (r[-1] + 1) * samples], self.rows) for r in runs]
-        )
+        slices = [slice(run[0] * samples, (run[-1] + 1) * samples) for run in runs]
+        return stacked([jax.tree.map(lambda x, s=s: x[s], self.rows) for s in slices])
 
     def put(self, lanes: Sequence[int], rows: Any) -> Laned:
         """A copy in which these lanes, with their rows, are the last."""
@@ -152,15 +151,13 @@ def _through(segment: Segment, scope: Scope, parting: _Walk, alone: _Walk) -> di
         made = alone.through(segment, {**scope, **{k: Laned(v, (BASE,)) for k, v in rows.items()}})
         return {k: v.rows for k, v in made.items() if isinstance(v, Laned)}
 
-    entering_rows = {k: _lanes_first(v.over(others), len(others)) for k, v in entering.items()}
+    entering_rows = {
+        k: jax.tree.map(lambda x: x.reshape(len(others), -1, *x.shape[1:]), v.over(others)) for k, v in entering.items()
+    }
     for name, rows in lax.map(lane, entering_rows).items():
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
         made[name] = Laned(stacked([made[name].rows, rows]), (*made[name].lanes, *others))
     return made
-
-
-def _lanes_first(rows: Any, lanes: int) -> Any:
-    return jax.tree.map(lambda x: x.reshape(lanes, -1, *x.shape[1:]), rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -77,9 +77,8 @@ class Mixed:
         lines = [f"{self.cost} {self.spent:.3f} of {self.budget:g} ({self.solver})"]
         lines.append(f"  {self.loss} {self.measured:.4g} (predicted {self.predicted:.4g})")
         for name, (cost, predicted, measured) in self.uniform.items():
-            lines.append(
-                f"  all in {name}: {self.cost} {cost:.3f}, {self.loss} {measured:.4g} (predicted {predicted:.4g})"
-            )
+            losses = f"{self.loss} {measured:.4g} (predicted {predicted:.4g})"
+            lines.append(f"  all in {name}: {self.cost} {cost:.3f}, {losses}")
         cheapest = {layer.name: min(layer.costs, key=layer.costs.__getitem__) for layer in self.layers}
         raised = [layer for layer in self.layers if layer.format != cheapest[layer.name]]
         lines += [f"  {layer.format:<6} {layer.name}" for layer in raised[:count]]
@@ -130,13 +129,11 @@ class FormatTable:
         kinds, rows, least = list(self.formats), np.arange(len(self.nodes)), self.prices.min(axis=1).sum()
         solve = milp_choice if solver == "milp" else greedy_choice
         chosen = solve(self.losses, self.prices, budget * least)
-        layers = tuple(
-            Layer(
-                name, kinds[i],
-                dict(zip(kinds, map(float, losses), strict=True)), dict(zip(kinds, map(float, prices), strict=True)),
-            )
-            for name, i, losses, prices in zip(self.nodes, chosen, self.losses, self.prices, strict=True)
-        )  # fmt: skip
+        formats = [kinds[i] for i in chosen]
+        losses, prices = (
+            [dict(zip(kinds, row, strict=True)) for row in t.tolist()] for t in (self.losses, self.prices)
+        )
+        layers = tuple(map(Layer, self.nodes, formats, losses, prices))
         mixed = overridden(self.config, self.nodes, {layer.name: self.formats[layer.format] for layer in layers})
         plan, loss = make_plan(self.graph, self.stats, mixed), self.measure["loss"]
         measured = sensitivity(self.graph, plan, self.data, by={"all": list(plan)}, **self.measure).whole[loss]
@@ -146,9 +143,8 @@ class FormatTable:
         }
         spent, predicted = float(self.prices[rows, chosen].sum() / least), float(self.losses[rows, chosen].sum())
         front = pareto_front(self.losses, self.prices, solver)
-        return Mixed(
-            mixed, plan, loss, self.cost, float(budget), solver, layers, spent, predicted, measured, uniform, front
-        )
+        result = spent, predicted, measured, uniform, front
+        return Mixed(mixed, plan, loss, self.cost, float(budget), solver, layers, *result)
 
 
 def mixed_precision(
@@ -216,10 +212,8 @@ def format_table(
     whole = []
     for i, options in enumerate(formats.values()):
         plan = make_plan(graph, stats, overridden(config, nodes, dict.fromkeys(nodes, options)))
-        groups = {k: v for k, v in grouped(graph, plan, "layer").items() if k in nodes}
-        measured = sensitivity(
-            graph, plan, data, by={k: sorted(v) for k, v in groups.items()}, screen=screen, **measure
-        )
+        groups = {k: sorted(v) for k, v in grouped(graph, plan, "layer").items() if k in nodes}
+        measured = sensitivity(graph, plan, data, by=groups, screen=screen, **measure)
         whole.append(measured.whole[loss] if measured.whole else math.nan)
         losses[:, i] = [max(0.0, measured[layer].loss) if layer in groups else 0.0 for layer in nodes]
         prices[:, i] = [_cost(graph, n, config.replace(overrides=(), **options), cost) for n in nodes.values()]
@@ -309,10 +303,8 @@ def _layers(graph: Graph, plan: Plan) -> dict[str, list[Node]]:
     """The nodes of each layer that has weights: the one that reads them, and what makes its activation."""
     layers: dict[str, list[Node]] = {}
     for name, tensors in grouped(graph, plan, "layer").items():
-        if not any(t in plan.weights for t in tensors):
-            continue
-        nodes = [n for n in graph.nodes if n.label == name or not tensors.isdisjoint(n.outputs)]
-        layers[name] = nodes
+        if any(t in plan.weights for t in tensors):
+            layers[name] = [n for n in graph.nodes if n.label == name or not tensors.isdisjoint(n.outputs)]
     if not layers:
         raise ConfigError("the config quantizes no weights, so there are no layers to choose formats for")
     return layers

@@ -62,10 +62,8 @@ def blocks_of(graph: Graph, data: Any, config: QuantConfig, *, apart: int) -> tu
     fn, params = trace(graph), pack(graph)
     read = Stream.of(open_source(data, graph.inputs, seed=config.seed), 1, fn)
     samples = [{k: v[0] for k, v in batch.inputs.items()} for batch in read.alike("a search")]
-    if len(samples) < apart:
-        raise DataError(
-            f"{len(samples)} samples: a search needs {apart} or more, of which every {apart}th is held back"
-        )
+    if (count := len(samples)) < apart:
+        raise DataError(f"{count} samples: a search needs {apart} or more, of which every {apart}th is held back")
 
     def floats(params: Mapping[str, Any], sample: Sample, _: Array) -> dict[str, Array]:
         return {k: v for k, v in fn(params, sample).items() if jnp.issubdtype(v.dtype, jnp.floating)}

@@ -104,16 +104,9 @@ class Sensitivity:
 
     def _repr_html_(self) -> str:
         columns = (self.by, "operator", self.loss, "standard error", "")
-        rows = [
-            (
-                r.name,
-                r.operator,
-                f"{r.loss:.4g}",
-                "" if r.error is None else f"{r.error:.1g}",
-                "" if r.exact else "estimated",
-            )
-            for r in self.rows
-        ]
+        errors = ["" if r.error is None else f"{r.error:.1g}" for r in self.rows]
+        exact = ["" if r.exact else "estimated" for r in self.rows]
+        rows = [(r.name, r.operator, f"{r.loss:.4g}", *x) for r, *x in zip(self.rows, errors, exact, strict=True)]
         return markup.preview(self.title, columns, rows) + self.plot()
 
 
@@ -157,33 +150,28 @@ def sensitivity(
             raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}")
     if screen is not None:
         _check_screen(screen, loss, mode)
-    plan = _of_kind(plan, kind)
+    plan = plan.replace(dict.fromkeys({"activations": plan.weights, "weights": plan.activations, "both": {}}[kind]))
     graph = as_planned(graph, plan)
     named = grouped(graph, plan, by)
     data = data if screen is None else readable_again(data, graph.inputs, seed)
     source = open_source(data, graph.inputs, seed=seed).limited(limit)
-    names, groups = list(named), list(named.values())
-    estimates: dict[str, np.ndarray] = {}
-    chosen = names
+    groups, estimates, chosen = list(named.values()), dict[str, np.ndarray](), named
     if screen is not None:
         each = estimate(graph, params, plan, groups, source, loss=loss, probes=probes, seed=seed, mesh=mesh)
-        estimates = dict(zip(names, each.T.astype(np.float64), strict=True))
-        ranked = sorted(names, key=lambda n: -estimates[n].mean())[:screen]
-        chosen = [n for n in names if n in ranked]
-    measured, whole = (
-        _measured(graph, params, plan, {n: named[n] for n in chosen}, source, mode, mesh) if chosen else ({}, {})
-    )
+        estimates = dict(zip(named, each.T.astype(np.float64), strict=True))
+        ranked = sorted(named, key=lambda n: -estimates[n].mean())[:screen]
+        chosen = {n: group for n, group in named.items() if n in ranked}
+    measured, whole = _measured(graph, params, plan, chosen, source, mode, mesh) if chosen else ({}, {})
     rows = []
-    for name in names:
-        values = measured[name][loss] if name in measured else estimates[name]
+    for name in named:
+        exact = name in measured
+        values = measured[name][loss] if exact else estimates[name]
         error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
-        of = {k: float(v.mean()) for k, v in measured.get(name, {}).items()}
+        mean, of = float(values.mean()), {k: float(v.mean()) for k, v in measured.get(name, {}).items()}
         about = float(estimates[name].mean()) if name in estimates else None
         depth, operator = _place(graph, plan, named[name])
         tensors = tuple(n for n in plan if n in named[name])
-        rows.append(
-            SensitivityRow(name, tensors, operator, depth, float(values.mean()), error, name in measured, of, about)
-        )
+        rows.append(SensitivityRow(name, tensors, operator, depth, mean, error, exact, of, about))
     rows.sort(key=lambda r: (-r.loss if mode == "alone" else r.loss, r.depth))
     samples = len(next(iter({**estimates, **{n: v[loss] for n, v in measured.items()}}.values())))
     return Sensitivity(loss, by if isinstance(by, str) else "group", mode, kind, samples, whole, tuple(rows))
@@ -203,12 +191,9 @@ def grouped(graph: Graph, plan: Plan, by: By | Mapping[str, Sequence[str]]) -> d
             groups_of.setdefault(name if node is None else node.label, set()).add(name)
     elif isinstance(by, Mapping):
         groups_of = {name: set(tensors) for name, tensors in by.items()}
-        for name, tensors in groups_of.items():
-            for tensor in tensors:
-                if tensor not in plan:
-                    raise ConfigError(
-                        f"group {name!r}: tensor {tensor!r} is not quantized.{suggest(tensor, list(plan))}"
-                    )
+        for name, tensor in ((name, tensor) for name, tensors in groups_of.items() for tensor in tensors):
+            if tensor not in plan:
+                raise ConfigError(f"group {name!r}: tensor {tensor!r} is not quantized.{suggest(tensor, list(plan))}")
     else:
         raise ConfigError(f"by is {by!r}; expected tensor, layer, or tensors by the names of groups")
     if not groups_of:
@@ -223,11 +208,6 @@ def _check_screen(screen: int, loss: Loss, mode: Mode) -> None:
     if mode != "alone":
         raise ConfigError("screen is of mode='alone': there is no estimate of what all but one cost")
     check_loss(loss, CURVED)
-
-
-def _of_kind(plan: Plan, kind: Kind) -> Plan:
-    dropped = {"activations": plan.weights, "weights": plan.activations, "both": {}}[kind]
-    return plan.replace(dict.fromkeys(dropped))
 
 
 def _node(graph: Graph, plan: Plan, tensor: str) -> Node | None:

@@ -46,11 +46,14 @@ class Results:
 
     rows: Sequence[Row]
 
+    def _groups(self) -> list[tuple[tuple[str, str], list[Row]]]:
+        """The rows of each config on each model."""
+        return [(k, list(rows)) for k, rows in itertools.groupby(self.rows, lambda r: (r["model"], r["config"]))]
+
     def summary(self) -> list[Line]:
         """Mean and spread over seeds of each config on each model."""
         lines = []
-        for (model, config), group in itertools.groupby(self.rows, lambda r: (r["model"], r["config"])):
-            rows = list(group)
+        for (model, config), rows in self._groups():
             values_of = {m: [float(r[m]) for r in rows if r[m] is not None] for m in _TITLES}
             spreads = {m: _spread(values) for m, values in values_of.items() if values}
             lines.append(Line(model, config, len(rows), len({r["digest"] for r in rows}), spreads))
@@ -74,11 +77,10 @@ class Results:
 
     def to_svg(self, measure: str = "sqnr") -> str:
         """A plot of a measure: a row for each config on each model, a dot for each seed, a line at the mean."""
-        groups = itertools.groupby(self.rows, lambda r: (r["model"], r["config"]))
         many = len({r["model"] for r in self.rows}) > 1
         series = [
             (f"{model}: {config}" if many else config, [float(r[measure]) for r in rows if r[measure] is not None])
-            for (model, config), rows in ((k, list(g)) for k, g in groups)
+            for (model, config), rows in self._groups()
         ]
         return dots(_TITLES.get(measure, measure), series)
 
@@ -89,10 +91,9 @@ class Results:
         titles = ["model", "config", "seeds", *(_TITLES[m] for m in shown)]
         rows = []
         for line in lines:
-            seeds = (
-                f"{line.seeds}" if line.different in (1, line.seeds) else f"{line.seeds}, {line.different} different"
-            )
-            seeds += ", all the same" if line.different == 1 < line.seeds else ""
+            seeds = f"{line.seeds}"
+            if line.seeds > 1 and line.different < line.seeds:
+                seeds += ", all the same" if line.different == 1 else f", {line.different} different"
             texts = [_shown(m, line.measures[m]) if m in line.measures else "" for m in shown]
             rows.append([line.model, line.config, seeds, *texts])
         return titles, rows
@@ -112,9 +113,8 @@ def _shown(measure: str, spread: Spread) -> str:
         return f"{spread.mean * spread.count:.1f}"
     factor, digits = (100, 2) if measure in _PERCENT else (1, _DIGITS[measure])
     text = f"{factor * spread.mean:.{digits}f}"
-    return (
-        f"{text} ± {factor * spread.deviation:.{digits}f}" if spread.deviation and math.isfinite(spread.mean) else text
-    )
+    deviates = spread.deviation and math.isfinite(spread.mean)
+    return f"{text} ± {factor * spread.deviation:.{digits}f}" if deviates else text
 
 
 def _latex(text: str) -> str:

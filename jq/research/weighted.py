@@ -9,7 +9,6 @@ the sum of g e counts that, but is noisy. The sum of both decides.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,34 +28,13 @@ from jq.plan import Plan
 from jq.readings.fake import as_planned
 from jq.readings.packing import pack
 from jq.readings.tracing import trace
-from jq.research.curvature import needing_gradients
+from jq.research.curvature import Hook, needing_gradients
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import Block, Loss
 
 Array = Any
 _FEW = 4  # samples at once
 _NEAR = (2, 1, 0, -1, -2, -3)  # exponents that are compared, from the plan's own
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Probe:
-    """A quantizer that rounds nothing: it adds deltas, for their gradients, and keeps the tensors."""
-
-    names: frozenset[str]
-    deltas: Mapping[str, Array]
-    seen: dict[str, Array]
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self.names
-
-    def fake_quant(self, name: str, value: Any) -> Any:
-        """The tensor, as it lies."""
-
-        def probed(x: Array) -> Array:
-            self.seen[name] = jnp.asarray(x)
-            return self.seen[name] + self.deltas[name] if name in self.deltas else self.seen[name]
-
-        return layout.mapped(probed, value)
 
 
 def at_least_cost(
@@ -96,15 +74,22 @@ def weighted_errors(
 
     def of_sample(params: Any, inputs: Any, key: Array) -> dict[str, Array]:
         def outputs(deltas: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            probe = _Probe(names, deltas, {})
-            return fn.quantized(params, probe, inputs), probe.seen
+            seen: dict[str, Array] = {}
+
+            def probed(name: str, value: Any) -> Any:  # deltas are added for their gradients
+                def added(x: Array) -> Array:
+                    seen[name] = jnp.asarray(x)
+                    return seen[name] + deltas[name] if name in deltas else seen[name]
+
+                return layout.mapped(added, value)
+
+            return fn.quantized(params, Hook(names, probed), inputs), seen
 
         shapes = jax.eval_shape(outputs, {})[1]
         zeros = {k: jnp.zeros(v.shape, v.dtype) for k, v in shapes.items()}
         y, pull, seen = jax.vjp(outputs, zeros, has_aux=True)
-        (gradients,) = pull(
-            {k: _projected(loss, v, jax.random.fold_in(key, i)) for i, (k, v) in enumerate(sorted(y.items()))}
-        )
+        keys = {k: jax.random.fold_in(key, i) for i, k in enumerate(sorted(y))}
+        (gradients,) = pull({k: _projected(loss, y[k], keys[k]) for k in keys})
         return {k: _table(x, gradients[k], places[k], grids[k]) for k, x in seen.items()}
 
     @jax.jit
