@@ -100,7 +100,7 @@ def histogram(row: TensorRow) -> str:
 
 
 def _codes(row: TensorRow, place: Place) -> str:
-    """The grid over the histogram: lines at what the codes stand for, or at every so many of them."""
+    """The grid over the histogram: lines at what the codes stand for, or at every n-th of them."""
     if row.bounds is None or row.scale is None:
         return ""
     low, high = row.bounds
@@ -290,7 +290,7 @@ def _polyline(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _nice(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two.
+    """About `count` round numbers between two.
 
     >>> _nice(0, 47, 5)
     [0.0, 10.0, 20.0, 30.0, 40.0]

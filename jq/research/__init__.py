@@ -1,4 +1,4 @@
-"""What one asks of quantization rather than what one ships: searches and ablations over plans, which are data."""
+"""Sensitivities, searches and ablations: experiments on quantization, over plans, which are data."""
 
 from jq.research.ablation import ablate, work_of
 from jq.research.curvature import fisher, hessian_trace

@@ -107,7 +107,7 @@ def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None)
     """Return a row for each config on each model with each seed; append them to `output`, .jsonl or .csv.
 
     Rows that the file has already, by a hash of model, data, config, seed and versions, are not computed again, so that
-    a run that was killed goes on. Numbers are those of `jq.quantize`, bit by bit. Rows of seeds on which nothing depends
+    a killed run resumes. Numbers are those of `jq.quantize`, bit by bit. Rows of seeds on which nothing depends
     repeat the first one's and name it. `added_seconds` is what a row took beyond the rows before it, `seconds` what all
     of its steps took, whoever they were done for, and `megabytes` the peak of the process until then.
 

@@ -28,7 +28,7 @@ class Inputs:
     shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of random data
     ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
 
-    def feeds(self, data: Any, seed: int) -> Any:
+    def sampled(self, data: Any, seed: int) -> Any:
         """Return data that `jq.quantize` can read more than once."""
         made = data is None or self.random
         if not (self.channels_last or self.samples):

@@ -255,7 +255,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "MinMSEModePof2Scale": _only("All", None, why="the error is of all data, not of batches or of a part"),
     "MinMSEModeFloatScale": _refused("jq's one search of float scales is WeightCalibrateMethod=MinMSE"),
     "WeightCalibrateMethod": Option("sets weight_method, of float scales", _method_of_weights),
-    "CalibDataSize": Option("takes so many samples of the data", _samples),
+    "CalibDataSize": Option("use at most this many samples", _samples),
     "UseRandomData": Option("calibrates on random data", _random),
     "RandomDataReaderInputShape": Option("gives random data shapes, where the model leaves dims free", _random_shapes),
     "RandomDataReaderInputDataRange": Option("makes random data uniform, within these bounds", _random_ranges),

@@ -233,7 +233,7 @@ _MX = tuple(
 
 
 def _block(option: str, extra: Mapping[str, Any], known: Sequence[tuple[Mapping[str, Any], Block]]) -> Block:
-    """The block format that has these attributes; the axis is that which products are summed over, as in Quark."""
+    """The block format with these attributes; its axis is the one that products are summed over, as in Quark."""
     given = _options(option, extra.get(option))
     for attributes, block in known:
         if {**attributes, **given, "axis": 1} == attributes:

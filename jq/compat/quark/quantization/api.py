@@ -58,7 +58,7 @@ class ModelQuantizer:
         data = calibration_data_reader if calibration_data_path is None else calibration_data_path
         files.check_writable(model_output, model_input)
         if translation.config.calibrates or translation.config.cle or translation.config.finetune:
-            data = translation.inputs.feeds(data, translation.config.seed)
+            data = translation.inputs.sampled(data, translation.config.seed)
         result = quantize(
             model_input if translation.graph is None else translation.graph,
             data,
