@@ -437,11 +437,11 @@ def test_random_data_have_the_shapes_and_bounds_that_are_asked_for(graph: jq.Gra
     options = {"RandomDataReaderInputShape": {"input": [3, 1, 28, 28]}, "CalibDataSize": 2}
     inputs = of(graph, extra_options=options).inputs
     with pytest.warns(UserWarning, match="random samples"):
-        feeds = inputs.feeds(None, seed=0)
-    assert [feed["input"].shape for feed in feeds] == [(3, 1, 28, 28)] * 2
+        samples = inputs.sampled(None, seed=0)
+    assert [sample["input"].shape for sample in samples] == [(3, 1, 28, 28)] * 2
     inputs = of(graph, extra_options={"RandomDataReaderInputDataRange": {"input": [2, 3]}}).inputs
     with pytest.warns(UserWarning, match="random samples"):
-        (first, *_) = inputs.feeds(None, seed=0)
+        (first, *_) = inputs.sampled(None, seed=0)
     assert 2 <= first["input"].min() < 2.1 < 2.9 < first["input"].max() <= 3
     for name, wrong in (("RandomDataReaderInputShape", {"imput": [1, 1, 28, 28]}), ("RandomDataReaderInputShape", "x"),
                         ("RandomDataReaderInputDataRange", {"input": [3, 2]}),
@@ -467,8 +467,8 @@ def test_layouts_and_types_of_inputs(graph: jq.Graph) -> None:
     found = of(graph, convert_nchw_to_nhwc=True)
     assert found.graph is not None and [str(v) for v in found.graph.inputs] == ["input: float32[N,28,28,1]"]
     image = np.arange(784, dtype=np.float32).reshape(1, 1, 28, 28)
-    (feed,) = found.inputs.feeds([{"input": image}], seed=0)
-    assert np.array_equal(feed["input"], image.transpose(0, 2, 3, 1))
+    (sample,) = found.inputs.sampled([{"input": image}], seed=0)
+    assert np.array_equal(sample["input"], image.transpose(0, 2, 3, 1))
     half = jq.load(jq.convert(graph, to="fp16", form="native", keep_io=False))
     found = of(half, convert_fp16_to_fp32=True)
     assert found.graph is not None and {a.dtype for a in found.graph.arrays.values()} <= {
