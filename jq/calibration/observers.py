@@ -237,7 +237,7 @@ class ErrorTable(Observer):
         if not x.size:
             return self.init(1, place)
         sums = error_sums(x, *(place[k][0] for k in ("inverse", "least", "most")))
-        return {"low": sums.low[None], "high": sums.high[None], "sums": sums.square[None]}
+        return {"low": -sums.reach[:1], "high": sums.reach[1:], "sums": sums.square[None]}
 
     def merge(self, a: State, b: State) -> State:
         return self.extent.merge(a, b) | {"sums": a["sums"] + b["sums"]}
