@@ -83,9 +83,8 @@ def _round_blocks(bits: Array, fmt: Block, axis: int) -> Array:
         top = top + jnp.any(beyond, (axis, axis + 1), keepdims=True)
         rounded = _round_elements(magnitude, negative, top, fmt)
     else:
-        highest, lowest = (
-            _scaled(bound, fmt.element.emax, top) for bound in (fmt.element.largest, -fmt.element.lowest)
-        )
+        bounds = fmt.element.largest, -fmt.element.lowest
+        highest, lowest = (_scaled(bound, fmt.element.emax, top) for bound in bounds)
         rounded = jnp.minimum(rounded, jnp.where(negative, lowest, highest))
     if fmt.poisons:
         bits = _INFINITY | _ONE >> 1  # NaN

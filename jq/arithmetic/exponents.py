@@ -103,9 +103,8 @@ def error_sums(
         return Sums(errors, jnp.square(errors), piece * signs)
 
     def step(state: Sums, index: Array) -> tuple[Sums, None]:
-        return state.merged(
-            terms(*(lax.dynamic_slice(v.reshape(-1), (index * length,), (length,)) for v in arrays))
-        ), None
+        pieces = (lax.dynamic_slice(v.reshape(-1), (index * length,), (length,)) for v in arrays)
+        return state.merged(terms(*pieces)), None
 
     # One array for both ends: two vectors and their reductions make a small network's calibration a third slower.
     signs, zeros, count = jnp.array([[-1.0], [1.0]]), jnp.zeros((inverse.size, length)), x.size // length

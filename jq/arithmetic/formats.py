@@ -110,17 +110,13 @@ class Block:
     """
 
     name: str
-    kind: Literal[
-        "bfp", "bfp_prime", "mx"
-    ]  # the vendor's family: block floating point, microexponents, OCP microscaling
+    kind: Literal["bfp", "bfp_prime", "mx"]  # the family: block floating point, microexponents, OCP microscaling
     size: int
     element: Element
     rounding: Rounding = "half_even"
     sub_size: int = 1  # how many elements share a shift ...
     shift_bits: int = 0  # ... of that many bits, which lowers the exponent where all of them are small
-    raises: bool = (
-        False  # a value that rounds up beyond the largest code raises the block's exponent, else it saturates
-    )
+    raises: bool = False  # rounding up beyond the largest code raises the block's exponent, else it saturates
     flushes: bool = False  # subnormal values become zero
     poisons: bool = False  # a NaN or infinity makes the whole block NaN, else it stays as it is and does not count
     through_bfloat16: bool = False  # values are rounded to bfloat16 first

@@ -57,16 +57,8 @@ def conv(
     if lowering != "cpu":
         return _xla(x, w, strides, dilations, pads, group, dtype)
     if x.ndim == 3:  # one spatial dim misses the library: give it another
-        y = conv(
-            x[:, None],
-            w[None],
-            strides=(1, *strides),
-            dilations=(1, *dilations),
-            pads=((0, 0), *pads),
-            group=group,
-            dtype=dtype,
-        )
-        return y[:, 0]
+        window: dict[str, Any] = {"strides": (1, *strides), "dilations": (1, *dilations), "pads": ((0, 0), *pads)}
+        return conv(x[:, None], w[None], group=group, dtype=dtype, **window)[:, 0]
     if x.ndim > 4:
         return _by_depth(x, w, strides, dilations, pads, group, dtype)
     if group > 1 and group == x.shape[-1]:
@@ -115,9 +107,8 @@ def _pointwise(x, w, strides, pads, dtype):  # type: ignore[no-untyped-def]
 def _xla(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-untyped-def]
     rank = x.ndim
     spatial = tuple(range(1, rank - 1))
-    order = lax.ConvDimensionNumbers(
-        (0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2)), (0, rank - 1, *spatial)
-    )
+    image = (0, rank - 1, *spatial)
+    order = lax.ConvDimensionNumbers(image, (rank - 1, rank - 2, *range(rank - 2)), image)
     return lax.conv_general_dilated(
         x, w, strides, pads, None, dilations, order, feature_group_count=group, preferred_element_type=dtype
     )
@@ -181,11 +172,8 @@ def _depthwise(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untype
 
 
 def _tap_sum(x, w, strides, dilations, pads, dtype):  # type: ignore[no-untyped-def]
-    terms = (
-        part.astype(dtype) * w[place][0].astype(dtype)
-        for place, part in taps(x, w.shape[:-2], strides, dilations, pads, 0)
-    )
-    return functools.reduce(jnp.add, terms)
+    parts = taps(x, w.shape[:-2], strides, dilations, pads, 0)
+    return functools.reduce(jnp.add, (part.astype(dtype) * w[place][0].astype(dtype) for place, part in parts))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
@@ -201,9 +189,8 @@ def _depthwise_forward(x, w, strides, dilations, pads, dtype):  # type: ignore[n
 def _depthwise_backward(strides, dilations, pads, dtype, saved, dy):  # type: ignore[no-untyped-def]
     x, w = saved
     wide = _spread(dy, x.shape, w.shape, strides, dilations, pads)
-    dx = _tap_sum(
-        wide, jnp.flip(w, range(w.ndim - 2)), (1,) * len(strides), dilations, ((0, 0),) * len(strides), x.dtype
-    )
+    rank, mirrored = len(strides), jnp.flip(w, range(w.ndim - 2))
+    dx = _tap_sum(wide, mirrored, (1,) * rank, dilations, ((0, 0),) * rank, x.dtype)
 
     def products(image: jax.Array, d: jax.Array) -> jax.Array:
         parts = taps(image[None], w.shape[:-2], strides, dilations, pads, 0)
@@ -234,9 +221,8 @@ def _spread(dy, image, kernel, strides, dilations, pads):  # type: ignore[no-unt
 def _grouped(x, w, strides, dilations, pads, group, dtype):  # type: ignore[no-untyped-def]
     """Groups as dense convolutions, thin ones merged block-diagonally (128 channels in 32 groups: 41 -> 4 ms)."""
     channels = w.shape[-2]
-    merge = next(
-        m for m in range(1, group + 1) if group % m == 0 and (m * channels >= _WORTHWHILE_CHANNELS or m == group)
-    )
+    divisors = (m for m in range(1, group + 1) if group % m == 0)
+    merge = next(m for m in divisors if m * channels >= _WORTHWHILE_CHANNELS or m == group)
     blocks = w.reshape(*w.shape[:-1], group // merge, merge, -1)
     diagonal = jnp.einsum("hwigmo,nm->hwnigmo", blocks, jnp.eye(merge, dtype=w.dtype))
     diagonal = diagonal.reshape(*w.shape[:-2], merge * channels, group // merge, -1)
@@ -268,13 +254,9 @@ def conv_transpose(
         window = [(k - 1) * d for k, d in zip(w.shape[:rank], dilations, strict=True)]
         wide = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, s - 1) for s in strides), (0, 0, 0)])
         mirrored = jnp.flip(w, tuple(range(rank)))
-        options: dict[str, Any] = {
-            "pads": [(k, k) for k in window],
-            "group": group,
-            "lowering": lowering,
-            "dtype": dtype,
-        }
-        y = conv(wide, mirrored, strides=(1,) * rank, dilations=dilations, **options)
+        options: dict[str, Any] = {"group": group, "lowering": lowering, "dtype": dtype}
+        pads = [(k, k) for k in window]
+        y = conv(wide, mirrored, strides=(1,) * rank, dilations=dilations, pads=pads, **options)
     return lax.pad(y, jnp.zeros((), y.dtype), [(0, 0, 0), *((-lo, -hi, 0) for lo, hi in crops), (0, 0, 0)])
 
 
@@ -301,9 +283,8 @@ def _shuffled(x, w, strides, group, dtype):  # type: ignore[no-untyped-def]
     y = jnp.transpose(y, (0, *order, 1 + rank, 2 + 2 * rank))
     y = y.reshape(x.shape[0], *(n * s for n, s in zip(size, strides, strict=True)), group * depth)
     # The kernel was filled up to whole strides; what it adds at the end is zeros.
-    return lax.slice(
-        y, [0] * y.ndim, [y.shape[0], *(n - hi for n, (_, hi, _) in zip(y.shape[1:], full, strict=False)), y.shape[-1]]
-    )
+    ends = [n - hi for n, (_, hi, _) in zip(y.shape[1:-1], full, strict=True)]
+    return lax.slice(y, [0] * y.ndim, [y.shape[0], *ends, y.shape[-1]])
 
 
 def taps(
@@ -311,9 +292,8 @@ def taps(
 ) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
     """Yield each place of a window with the slice of x that it reads over all outputs."""
     x = lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *((lo, hi, 0) for lo, hi in pads), (0, 0, 0)])
-    count = [
-        (n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[1:], kernel, strides, dilations, strict=False)
-    ]
+    axes = zip(x.shape[1:-1], kernel, strides, dilations, strict=True)
+    count = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in axes]
     for place in itertools.product(*map(range, kernel)):
         start = [p * d for p, d in zip(place, dilations, strict=True)]
         stop = [b + (c - 1) * s + 1 for b, c, s in zip(start, count, strides, strict=True)]

@@ -140,13 +140,11 @@ def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> 
     ...     folder_scores(folder).values.argmax(axis=1)
     array([1, 0])
     """
-    files = entries(Path(folder))
-    if output is not None:
-        inside = [e for e in files if e.key.startswith(f"{output}/")]
-        if not inside:
-            raise DataError(f"{folder} holds no output {output!r}; it holds {_shown([e.key for e in files])}")
-        return _stacked(((e.key.removeprefix(f"{output}/"), e.read()) for e in inside), str(folder))
-    return _stacked(((e.key, e.read()) for e in files), str(folder))
+    files, prefix = entries(Path(folder)), "" if output is None else f"{output}/"
+    inside = [e for e in files if e.key.startswith(prefix)]
+    if not inside:
+        raise DataError(f"{folder} holds no output {output!r}; it holds {_shown([e.key for e in files])}")
+    return _stacked(((e.key.removeprefix(prefix), e.read()) for e in inside), str(folder))
 
 
 def model_scores(model: ModelLike, data: Any, output: str | None = None, *, reading: str = "onnxruntime") -> Scores:
@@ -173,9 +171,8 @@ def _stacked(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Scores:
         while len(shape) > 2 and shape[-1] == 1:  # [samples, classes, 1, 1], of convolutional heads
             shape = shape[:-1]
         if len(shape) not in (1, 2) or shape[-1] < 2 or not array.size:
-            raise DataError(
-                f"{where}: {name!r} has the shape {list(array.shape)}; scores are [classes] or [samples, classes]"
-            )
+            given = f"{name!r} has the shape {list(array.shape)}"
+            raise DataError(f"{where}: {given}; scores are [classes] or [samples, classes]")
         rows.append(np.array(array, copy=None).reshape(-1, shape[-1]))
         names.append(name)
         if rows[-1].shape[1] != rows[0].shape[1]:

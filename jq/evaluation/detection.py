@@ -51,10 +51,9 @@ def mean_average_precision(
     >>> round(mean_average_precision([shifted], [true]), 6)
     0.7
     """
-    if len(detections) != len(truth):
-        raise DataError(
-            f"boxes were found in {len(detections)} images and are true in {len(truth)}; expected one to one"
-        )
+    here, there = len(detections), len(truth)
+    if here != there:
+        raise DataError(f"boxes were found in {here} images and are true in {there}; expected one to one")
     if any(image.scores is None for image in detections):
         raise DataError("the boxes found have no scores")
     classes = sorted({int(c) for image in truth for c in image.classes})

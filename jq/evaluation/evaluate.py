@@ -35,20 +35,9 @@ from jq.util import files
 from jq.util.progress import progress_bar
 
 __all__ = [
-    "METRICS",
-    "Accuracy",
-    "Classification",
-    "Evaluation",
-    "Labels",
-    "ResultRow",
-    "Scores",
-    "Total",
-    "classify",
-    "compare_folders",
-    "folder_scores",
-    "model_scores",
-    "read_labels",
-]
+    "METRICS", "Accuracy", "Classification", "Evaluation", "Labels", "ResultRow", "Scores", "Total", "classify",
+    "compare_folders", "folder_scores", "model_scores", "read_labels",
+]  # fmt: skip
 
 METRICS = ("cosine", "l2", "psnr", "ssim")
 
@@ -237,17 +226,9 @@ def _compared(mine: Entry, other: Entry) -> tuple[ResultRow | None, list[Finding
     if any(f.rule != "other-type" for f in findings):
         return None, findings
     axes = _image_axes(x.shape)
-    row = ResultRow(
-        key=key,
-        baseline=mine.file,
-        quantized=other.file,
-        shape=x.shape,
-        cosine=metrics.cosine(x, y),
-        l2=metrics.l2(x, y),
-        psnr=metrics.psnr(x, y),
-        ssim=None if axes is None else metrics.ssim(x, y, axes=axes),
-    )
-    return row, findings
+    ssim = None if axes is None else metrics.ssim(x, y, axes=axes)
+    distances = {"cosine": metrics.cosine(x, y), "l2": metrics.l2(x, y), "psnr": metrics.psnr(x, y)}
+    return ResultRow(key, mine.file, other.file, x.shape, ssim=ssim, **distances), findings
 
 
 def _refusals(key: str, x: np.ndarray, y: np.ndarray) -> Iterator[Finding]:

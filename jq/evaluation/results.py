@@ -14,9 +14,7 @@ from jq.data import arrays, images
 from jq.errors import DataError
 
 SUFFIXES = images.SUFFIXES | {".npy", ".npz"}
-_MOST_UNPACKED = (
-    1 << 30
-)  # bytes of one array out of an archive, where some bytes can stand for a thousand times as many
+_MOST_UNPACKED = 1 << 30  # bytes of one array of an archive, where some bytes can stand for a thousand times as many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +64,8 @@ def _entries(folder: Path, file: Path) -> Iterator[Entry]:
         for name in members:
             yield Entry(f"{key}/{name}", inside.as_posix(), suffix, functools.partial(_member, file, name))
     else:
-        yield Entry(
-            key, inside.as_posix(), suffix, functools.partial(_array if suffix == ".npy" else images.stored, file)
-        )
+        read = _array if suffix == ".npy" else images.stored
+        yield Entry(key, inside.as_posix(), suffix, functools.partial(read, file))
 
 
 def _refuse(reason: str) -> np.ndarray:
@@ -80,9 +77,8 @@ def _member(file: Path, name: str) -> np.ndarray:
         if not isinstance(archive, arrays.Archive) or name not in archive.members:
             raise DataError(f"{file} holds no array {name!r} any more")
         member = archive.members[name]
-        size = (
-            math.prod(d for d in member.shape or () if isinstance(d, int)) * (member.dtype or np.dtype(bool)).itemsize
-        )
+        elements = math.prod(d for d in member.shape or () if isinstance(d, int))
+        size = elements * (member.dtype or np.dtype(bool)).itemsize
         if size > _MOST_UNPACKED:
             raise DataError(f"{file}: array {member} would unpack to {size:,} bytes; store it as .npy")
         return _numbers(file, archive.read(name))

@@ -27,6 +27,7 @@ from jq.plan import Plan, QParams
 from jq.readings.fake import as_planned
 
 Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
+Names = tuple[str, ...]
 
 
 def export(
@@ -209,13 +210,7 @@ class _Writer:
         return self._node("Cast", (source,), (result,), {"to": kind}, f"{result}_Cast")
 
     def _node(
-        self,
-        op_type: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        attrs: Mapping[str, Any],
-        name: str,
-        domain: str = "",
+        self, op_type: str, inputs: Names, outputs: Names, attrs: Mapping[str, Any], name: str, domain: str = ""
     ) -> Node:
         if domain:
             self.domains[domain] = 1

@@ -21,11 +21,11 @@ import numpy as np
 from jq.arithmetic.formats import UINT8, Integer
 from jq.exchange.quantized import parameters
 from jq.graph import Graph, Node
+from jq.graph.domains import MICROSOFT
 from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
 from jq.plan import QParams, QTensor
 
-_MICROSOFT = "com.microsoft"
 _LEAST_OPSET = 10  # that has QLinearConv and QLinearMatMul
 _UINT8, _INT8 = np.dtype(np.uint8), np.dtype(np.int8)
 _BYTES = frozenset({_UINT8, _INT8})
@@ -156,19 +156,18 @@ class _Made:
     op_type: str
     inputs: tuple[Operand, ...]
     attrs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    domain: str = _MICROSOFT
+    domain: str = MICROSOFT
 
 
 def _is(node: Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain in ("", _MICROSOFT)
+    return node is not None and node.op_type == op_type and node.domain in ("", MICROSOFT)
 
 
 def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Site | None:
     outputs: list[_Quantized] = []
     replaced: list[Node] = []
     for name in node.outputs:
-        written = _written(graph, name)
-        if written is None:
+        if (written := _written(graph, name)) is None:
             return None
         outputs.append(written[0])
         replaced += written[1]
@@ -176,15 +175,8 @@ def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Site | N
     if not named:
         return None
     outputs = [c if c.tensor else dataclasses.replace(named[0], tensor="") for c in outputs]
-    return _Site(
-        node,
-        graph.opset(),
-        attributes(graph, node),
-        tuple(read.get(i) for i in node.inputs),
-        tuple(outputs),
-        tuple(replaced),
-        graph.arrays,
-    )
+    inputs, attrs = tuple(read.get(i) for i in node.inputs), attributes(graph, node)
+    return _Site(node, graph.opset(), attrs, inputs, tuple(outputs), tuple(replaced), graph.arrays)
 
 
 _UNREAD = _Quantized(np.zeros(()), np.zeros(()), UINT8, tensor="", written=("", ""))
@@ -245,8 +237,7 @@ def _codes(graph: Graph, node: Node, tensor: str) -> _Quantized | None:
 
 
 def _conv(site: _Site) -> _Made | None:
-    factors = _factors(site, columns=0)
-    if factors is None:
+    if (factors := _factors(site, columns=0)) is None:
         return None
     x, w = factors
     # onnxruntime's kernel wants one zero point even where each channel has its scale.
@@ -259,8 +250,7 @@ def _conv(site: _Site) -> _Made | None:
 
 
 def _matmul(site: _Site) -> _Made | None:
-    factors = _factors(site, columns=1)
-    if factors is None:
+    if (factors := _factors(site, columns=1)) is None:
         return None
     a, b = factors
     vector = b.tensor in site.arrays and site.arrays[b.tensor].ndim == 1
@@ -271,8 +261,7 @@ def _matmul(site: _Site) -> _Made | None:
 
 def _gemm(site: _Site) -> _Made | None:
     columns = 0 if site.attrs["transB"] else 1
-    factors = _factors(site, columns)
-    if factors is None:
+    if (factors := _factors(site, columns)) is None:
         return None
     a, b = factors
     alpha, beta = np.float64(np.float32(site.attrs["alpha"])), np.float64(np.float32(site.attrs["beta"]))

@@ -24,10 +24,7 @@ from jq.ops.table import demanded
 from jq.plan import Plan, QParams, QTensor
 
 _DOMAINS = (MICROSOFT, VITIS, CONTRIB, QUARK)
-_TARGETS = {
-    TensorProto.FLOAT: np.dtype(np.float32),
-    **{helper.np_dtype_to_tensor_dtype(f.dtype): f.dtype for f in FLOATS.values()},
-}
+_TARGETS = {helper.np_dtype_to_tensor_dtype(d): d for d in (np.dtype(np.float32), *(f.dtype for f in FLOATS.values()))}
 _ONE, _ZERO = np.float32(1), np.int32(0)
 _TINY = np.finfo(np.float32).tiny  # devices flush smaller scales to zero
 _WIDEST = 16  # bits of codes that float32 arithmetic makes of any value without error
@@ -134,26 +131,25 @@ def _of_codes(graph: Graph, name: str) -> Iterator[_Quantizer]:
     while left:
         same = [p for p in left if _same(p.qparams, left[0].qparams)]
         left = [p for p in left if p not in same]
-        yield dataclasses.replace(
-            same[0], nodes=tuple(n for p in same for n in p.nodes), results=tuple(r for p in same for r in p.results)
-        )
+        yield _joined(same)
 
 
 def _merged(parts: Sequence[_Quantizer]) -> _Quantizer | None:
     """Quantizers of one tensor as one; None if they differ, or if there are none."""
     if not parts or not all(_same(p.qparams, parts[0].qparams) for p in parts):
         return None
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[_Quantizer]) -> _Quantizer:
     nodes, results = (n for p in parts for n in p.nodes), (r for p in parts for r in p.results)
     return dataclasses.replace(parts[0], nodes=tuple(nodes), results=tuple(results))
 
 
 def _same(one: QParams, other: QParams) -> bool:
     kinds = [(q.grid, q.axis, q.dynamic, np.shape(q.scale)) for q in (one, other)]
-    return (
-        kinds[0] == kinds[1]
-        and np.array_equal(one.scale, other.scale)
-        and np.array_equal(one.zero_point, other.zero_point)
-    )
+    pairs = ((one.scale, other.scale), (one.zero_point, other.zero_point))
+    return kinds[0] == kinds[1] and all(np.array_equal(a, b) for a, b in pairs)
 
 
 # --- One quantizer ---
@@ -163,12 +159,9 @@ def _reader(graph: Graph, node: Node, name: str) -> _Quantizer | None:
     """The quantizer that begins with this reader of a tensor."""
     if not node.inputs or node.inputs[0] != name or node.inputs.count(name) > 1 or not node.outputs:
         return None
-    if is_block_quantizer(node):
-        stated_block = _block(node)
-        return None if stated_block is None else _Quantizer(name, stated_block, (node,), node.outputs)
-    if is_fix_neuron(node):
-        qparams = _fix_neuron(graph, node)
-        return None if qparams is None else _Quantizer(name, qparams, (node,), node.outputs)
+    if is_block_quantizer(node) or is_fix_neuron(node):
+        whole = _block(node) if is_block_quantizer(node) else _fix_neuron(graph, node)
+        return None if whole is None else _Quantizer(name, whole, (node,), node.outputs)
     if is_dynamic(node):
         qparams = QParams(_ONE, _ZERO, INTEGERS["uint8"], dynamic=True)
         ends = _readers(graph, node.outputs[0])

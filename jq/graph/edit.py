@@ -16,12 +16,8 @@ def rename(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Return the graph with its nodes' tensors renamed, subgraphs included."""
 
     def visit(node: Node) -> Node:
-        node = reading(node, names)
-        return (
-            node.replace(outputs=tuple(names.get(o, o) for o in node.outputs))
-            if names.keys() & {*node.outputs}
-            else node
-        )
+        node, outputs = reading(node, names), tuple(names.get(o, o) for o in node.outputs)
+        return node if outputs == node.outputs else node.replace(outputs=outputs)
 
     return graph.replace(nodes=tuple(visit(n) for n in graph.nodes))
 
@@ -59,9 +55,8 @@ def bypass(graph: Graph, same: Mapping[str, str]) -> Graph:
         made = {o: origin(o) for o in node.outputs if o}
         public = {o: x for o, x in made.items() if o in graph.output_names}
         free = {x: o for o, x in public.items() if x in graph.producer and x not in graph.output_names | moved.keys()}
-        if any(o == x for o, x in made.items()) or any(
-            free.get(x) != o and x not in graph.arrays for o, x in public.items()
-        ):
+        bound = any(free.get(x) != o and x not in graph.arrays for o, x in public.items())
+        if bound or any(o == x for o, x in made.items()):
             continue
         dropped.append(node)
         moved |= free

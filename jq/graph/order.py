@@ -25,9 +25,8 @@ def sorted_nodes(nodes: Sequence[Node], known: set[str] | frozenset[str], output
             if name in producer:
                 before.add(producer[name])
             elif name not in known:
-                raise ModelError(
-                    f"node {node.label!r} ({node.op_type}) reads {name!r}, which is no input, initializer or node output"
-                )
+                reads = f"node {node.label!r} ({node.op_type}) reads {name!r}"
+                raise ModelError(f"{reads}, which is no input, initializer or node output")
         for source in before:
             readers.setdefault(source, []).append(index)
         waiting.append(before)

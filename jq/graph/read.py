@@ -32,6 +32,7 @@ _FILLED_BYTES = 64 << 20
 _MAX_TENSOR_BYTES = 1 << 38
 # Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds.
 _MAX_NODES = 1 << 20
+Arrays: TypeAlias = dict[str, np.ndarray]
 ModelLike: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph  # what functions take as a model
 
 
@@ -61,9 +62,8 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
             try:
                 source = path.read_bytes()
             except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-                raise ModelError(
-                    f"cannot read the model {path}: {getattr(error, 'strerror', None) or error}"
-                ) from error
+                cause = getattr(error, "strerror", None) or error
+                raise ModelError(f"cannot read the model {path}: {cause}") from error
         model = ModelProto()
         try:
             model.ParseFromString(source)
@@ -78,36 +78,35 @@ class _Reader:
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
         self.model = model
         self.folder = folder
+        # IR versions before 3 state none.
+        self.opsets = {_domain(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.arrays: dict[str, np.ndarray] = {}
 
     def read(self) -> Graph:
         model = self.model
         if not model.HasField("graph") or not (model.graph.node or model.graph.output):
             raise ModelError("not an ONNX model: it holds no graph")
-        opsets = {_domain(o.domain): o.version for o in model.opset_import}
-        if not opsets:
-            opsets = {"": 1}  # IR versions before 3 state none
-        self._check_opsets(opsets)
+        self._check_opsets()
         initializers = self._tensors(model.graph)
         if model.functions:
             model = _inlined(model)
-        graph = self._graph(model.graph, opsets, frozenset(), initializers, prefix="", outer={})
+        graph = self._graph(model.graph, frozenset(), initializers, prefix="", outer={})
         if not all(v.name for v in (*graph.inputs, *graph.outputs)):
             raise ModelError("an input or output of the graph has no name")
         metadata = {p.key: p.value for p in self.model.metadata_props}
         return graph.with_arrays(self.arrays, metadata=metadata)
 
-    def _check_opsets(self, opsets: Mapping[str, int]) -> None:
+    def _check_opsets(self) -> None:
         newest = onnx.defs.onnx_opset_version()
-        if not OLDEST_OPSET <= opsets.get("", newest) <= newest:
+        if not OLDEST_OPSET <= self.opsets.get("", newest) <= newest:
             raise ModelError(
-                f"opset {opsets['']} is outside 7..{newest}, what the installed onnx {onnx.__version__} knows; "
+                f"opset {self.opsets['']} is outside 7..{newest}, what the installed onnx {onnx.__version__} knows; "
                 "update onnx, or convert the model with onnx.version_converter"
             )
 
-    def _tensors(self, graph: GraphProto) -> dict[str, np.ndarray]:
+    def _tensors(self, graph: GraphProto) -> Arrays:
         """Take the initializers out of a proto: what remains is small enough for onnx's C++."""
-        arrays = {}
+        arrays: Arrays = {}
         for tensor in graph.initializer:
             if tensor.name in arrays:
                 raise ModelError(f"initializer {tensor.name!r} is defined twice")
@@ -117,13 +116,7 @@ class _Reader:
         return arrays
 
     def _graph(
-        self,
-        proto: GraphProto,
-        opsets: Mapping[str, int],
-        scope: frozenset[str],
-        initializers: dict[str, np.ndarray],
-        prefix: str,
-        outer: Mapping[str, str],
+        self, proto: GraphProto, scope: frozenset[str], initializers: Arrays, prefix: str, outer: Mapping[str, str]
     ) -> Graph:
         """A graph or subgraph; `scope` is what the graphs around it define, `outer` their renamings."""
         _check_names(proto)
@@ -156,51 +149,35 @@ class _Reader:
                 add_array(node.output[0], filled)
             else:
                 raw.append(node)
-        defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - {
-            o for n in raw for o in n.output
-        }
-        inner = scope | defined | {o for n in raw for o in n.output}
+        made = {o for n in raw for o in n.output}
+        defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - made
         for index, node in enumerate(raw):
-            nodes.append(self._node(node, opsets, inner, f"{prefix}{node.name or f'node{index}'}/", renamed))
+            path = f"{prefix}{node.name or f'node{index}'}/"
+            nodes.append(self._node(node, scope | defined | made, path, renamed))
         declared = {v.name: read_value(v) for v in proto.value_info}
         outputs = tuple(_rename(read_value(v), renamed) for v in proto.output)
         ordered = sorted_nodes(nodes, scope | defined | self.arrays.keys(), outputs)
-        return Graph(ordered, inputs, outputs, {}, {}, opsets, proto.name or "graph", declared)
+        return Graph(ordered, inputs, outputs, {}, {}, self.opsets, proto.name or "graph", declared)
 
-    def _node(
-        self,
-        proto: NodeProto,
-        opsets: Mapping[str, int],
-        scope: frozenset[str],
-        prefix: str,
-        renamed: Mapping[str, str],
-    ) -> Node:
+    def _node(self, proto: NodeProto, scope: frozenset[str], prefix: str, renamed: Mapping[str, str]) -> Node:
         attrs: dict[str, Any] = {}
         for attribute in proto.attribute:
             try:
-                attrs[attribute.name] = self._attribute(attribute, opsets, scope, f"{prefix}{attribute.name}/", renamed)
+                attrs[attribute.name] = self._attribute(attribute, scope, f"{prefix}{attribute.name}/", renamed)
             except ModelError:
                 raise
             except Exception as error:
-                raise ModelError(
-                    f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}: {error}"
-                ) from error
+                where = f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}"
+                raise ModelError(f"{where}: {error}") from error
         inputs = tuple(renamed.get(i, i) for i in proto.input)
         node = Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
-        _check_arity(node, opsets.get(node.domain, 1))
+        _check_arity(node, self.opsets.get(node.domain, 1))
         return node
 
-    def _attribute(
-        self,
-        proto: AttributeProto,
-        opsets: Mapping[str, int],
-        scope: frozenset[str],
-        prefix: str,
-        outer: Mapping[str, str],
-    ) -> Any:
+    def _attribute(self, proto: AttributeProto, scope: frozenset[str], prefix: str, outer: Mapping[str, str]) -> Any:
         kind = proto.type
         if kind == AttributeProto.GRAPH:
-            return self._graph(proto.g, opsets, scope, self._tensors(proto.g), prefix, outer)
+            return self._graph(proto.g, scope, self._tensors(proto.g), prefix, outer)
         if kind == AttributeProto.TENSOR:
             return self.array(proto.t)
         if kind == AttributeProto.SPARSE_TENSOR:
@@ -215,12 +192,10 @@ class _Reader:
         return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
 
     def _constant(self, node: NodeProto) -> np.ndarray:
-        if len(node.attribute) != 1:
-            raise ModelError(
-                f"Constant {node.output[0]!r} has {len(node.attribute)} attributes, expected exactly one value"
-            )
+        if (count := len(node.attribute)) != 1:
+            raise ModelError(f"Constant {node.output[0]!r} has {count} attributes, expected exactly one value")
         attribute = node.attribute[0]
-        value = self._attribute(attribute, {}, frozenset(), "", {})
+        value = self._attribute(attribute, frozenset(), "", {})
         match attribute.name:
             case "value" | "sparse_value":
                 return value
@@ -284,10 +259,8 @@ class _Reader:
             if bits >= 8:
                 return raw.view(dtype).reshape(shape)
             tensor = TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw.tobytes())
-        elif tensor.HasField("raw_data") and len(tensor.raw_data) != expected:
-            raise ModelError(
-                f"tensor {name!r}: shape {shape} of {dtype} needs {expected} bytes, the file holds {len(tensor.raw_data)}"
-            )
+        elif tensor.HasField("raw_data") and (held := len(tensor.raw_data)) != expected:
+            raise ModelError(f"tensor {name!r}: shape {shape} of {dtype} needs {expected} bytes, the file holds {held}")
         try:
             return numpy_helper.to_array(tensor)
         except Exception as error:  # numpy and onnx raise several kinds here
@@ -381,9 +354,8 @@ def _check_names(graph: GraphProto) -> None:
         raise ModelError(f"the name {odd!r} is not UTF-8; the file is damaged")
     for node in graph.node:
         if not f"{node.domain}{node.op_type}".isprintable():
-            raise ModelError(
-                f"node {node.name!r} has the operator {node.op_type!r} of {node.domain!r}; the file is damaged"
-            )
+            operator = f"the operator {node.op_type!r} of {node.domain!r}"
+            raise ModelError(f"node {node.name!r} has {operator}; the file is damaged")
 
 
 def _check_arity(node: Node, opset: int) -> None:
@@ -394,9 +366,8 @@ def _check_arity(node: Node, opset: int) -> None:
         count = max((i + 1 for i, name in enumerate(names) if name), default=0)  # trailing ones may be left empty
         if not least <= max(count, min(len(names), least)) <= most:
             expected = str(least) if least == most else f"at most {most}" if len(names) > most else f"at least {least}"
-            raise ModelError(
-                f"node {node.label!r} ({node.qualified}, opset {opset}) has {len(names)} {kind}, the operator has {expected}"
-            )
+            where = f"node {node.label!r} ({node.qualified}, opset {opset})"
+            raise ModelError(f"{where} has {len(names)} {kind}, the operator has {expected}")
 
 
 @functools.cache
@@ -462,10 +433,11 @@ def read_value(proto: onnx.ValueInfoProto) -> Value:
     if not kind.HasField("tensor_type"):
         return Value(proto.name)
     tensor = kind.tensor_type
-    shape: tuple[Dim, ...] | None = None
-    if tensor.HasField("shape"):
-        shape = tuple(
-            (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else (d.dim_param.strip("?") or None)
-            for d in tensor.shape.dim
-        )
+    shape = tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None
     return Value(proto.name, _dtype(tensor.elem_type), shape, tuple(containers))
+
+
+def _dim(proto: onnx.TensorShapeProto.Dimension) -> Dim:
+    if proto.HasField("dim_value"):
+        return proto.dim_value if proto.dim_value >= 0 else None
+    return proto.dim_param.strip("?") or None

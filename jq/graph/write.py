@@ -47,9 +47,8 @@ class External:
         mapped = {f for a in graph.arrays.values() if (f := getattr(a, "filename", None)) is not None}
         files.check_writable(target)
         if target.exists() and any(Path(f).exists() and target.samefile(f) for f in mapped):
-            raise ConfigError(
-                f"external data at {name!r}: there are the weights of the model itself; give another name"
-            )
+            where = f"external data at {name!r}"
+            raise ConfigError(f"{where}: there are the weights of the model itself; give another name")
 
 
 def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:
@@ -245,9 +244,8 @@ def infer_types(graph: Graph) -> dict[str, Value]:
         model = to_model(graph.replace(inputs=inputs, declared=declared), skeleton=True)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:  # onnx's C++ raises many kinds
-        warnings.warn(
-            f"ONNX's shape inference fails, so passes that need types of tensors do nothing: {error}", stacklevel=2
-        )
+        text = f"ONNX's shape inference fails, so passes that need types of tensors do nothing: {error}"
+        warnings.warn(text, stacklevel=2)
         return {}
     return {v.name: read_value(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
 

@@ -100,14 +100,13 @@ def _activations(
 ) -> dict[str, QParams]:
     qparams: dict[str, QParams] = {}
     for options, names in _by_options(config, nodes).items():
-        if not isinstance(options.activation, Integer):
-            qparams |= _casts(graph, options.activation, {k: _reader(graph, k) for k in names})
+        grid = options.activation
+        if not isinstance(grid, Integer):
+            qparams |= _casts(graph, grid, {k: _reader(graph, k) for k in names})
         elif options.dynamic:
-            qparams |= {k: QParams(_ONE, _ZERO, options.activation, dynamic=True) for k in names}
+            qparams |= {k: QParams(_ONE, _ZERO, grid, dynamic=True) for k in names}
         elif stats is None:
-            raise DataError(
-                f"activations become {options.activation}, so their statistics are needed: see jq.calibrate"
-            )
+            raise DataError(f"activations become {grid}, so their statistics are needed: see jq.calibrate")
         else:
             every = activation_qparams(graph, stats, options)
             qparams |= {k: every[k] for k in names}

@@ -156,16 +156,15 @@ def weight_qparams(
     """
     config = resolve(config)
     params = graph.params if params is None else params
-    arrays = {k: np.asarray(v, np.float32) for k, v in params.items() if _is_float(v)}
+    arrays = {k: np.asarray(v, np.float32) for k, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating)}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise ModelError(f"weight {name!r} holds NaN or Inf")
     grid, symmetric = config.weight_grid, config.weight_symmetric
     if config.weight_method == "minmse":
         exponents = minmse_exponents(list(arrays.values()), grid)
-        return {
-            k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in zip(arrays, exponents, strict=True)
-        }
+        best = dict(zip(arrays, exponents, strict=True))
+        return {k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in best.items()}
     axes = channel_axes(graph) if config.per_channel else {}
     qparams = {}
     for name, array in arrays.items():
@@ -223,7 +222,3 @@ def _row_errors(rows: jax.Array, exponents: jax.Array, grid: Integer) -> jax.Arr
         return error_sums(pair[0], inverse_power(pair[1]), least, most, length=_PIECE).square
 
     return lax.map(errors, (rows, exponents), batch_size=_ROWS)
-
-
-def _is_float(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.floating)

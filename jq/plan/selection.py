@@ -44,9 +44,8 @@ def _named(graph: Graph, names: Iterable[str]) -> list[Node]:
     nodes = {n.label: n for n in graph.nodes}
     for name in names:
         if name not in nodes:
-            raise ConfigError(
-                f"no node {name!r} (of those that are left once the graph is prepared).{suggest(name, nodes)}"
-            )
+            near = suggest(name, nodes)
+            raise ConfigError(f"no node {name!r} (of those that are left once the graph is prepared).{near}")
     return [nodes[name] for name in names]
 
 

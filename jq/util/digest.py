@@ -83,9 +83,8 @@ def _written(value: Any) -> Iterator[Any]:
         case _ if callable(value) and hasattr(value, "__name__"):  # of a library written in C
             yield from _leaf("name", f"{_name(kind)} {value.__name__}".encode())
         case _:
-            raise ConfigError(
-                f"a digest needs values, arrays, dataclasses or functions; got a {_name(kind)}; make it a dataclass"
-            )
+            needs = "a digest needs values, arrays, dataclasses or functions"
+            raise ConfigError(f"{needs}; got a {_name(kind)}; make it a dataclass")
 
 
 def _leaf(kind: str, content: Any) -> Iterator[Any]:

@@ -47,14 +47,14 @@ def _member(field: str, *members: str) -> Option:
     return Option(f"adds to {field}, or takes away: {', '.join(members)}", change)
 
 
-def _clears(field: str) -> Option:
-    """A switch over all rewrites, forms or constraints: False leaves none."""
+def _switch(effect: str, field: str, values: Mapping[bool, Any]) -> Option:
+    """A switch that sets a field where it has a value for True, or for False."""
 
     def change(draft: Draft, name: str, value: Any) -> None:
-        if not flag(name, value):
-            draft[field] = ()
+        if flag(name, value) in values:
+            draft[field] = values[value]
 
-    return Option(f"False leaves no {field}", change)
+    return Option(effect, change)
 
 
 def _refused(why: str) -> Option:
@@ -111,10 +111,6 @@ def _bins(draft: Draft, name: str, value: Any) -> None:
         raise ConfigError(f"{name}=0 is of MinMSE, which then looks at the values themselves, not of {method}")
 
 
-def _moving_average(draft: Draft, name: str, value: Any) -> None:
-    draft["moving_average"] = 0.01 if flag(name, value) else None
-
-
 def _moving_constant(draft: Draft, name: str, value: Any) -> None:
     constant = number(name, value)
     if draft["moving_average"] is None:
@@ -130,15 +126,6 @@ def _range_symmetric(draft: Draft, name: str, value: Any) -> None:
         )
 
 
-def _bias_int32(draft: Draft, name: str, value: Any) -> None:
-    draft["bias"] = "int32" if flag(name, value) else "weight"
-
-
-def _bias_quantized(draft: Draft, name: str, value: Any) -> None:
-    if not flag(name, value):
-        draft["bias"] = "float"
-
-
 def _like_activations(draft: Draft, name: str, value: Any) -> None:
     activation = draft["activation"]
     if not flag(name, value) or not isinstance(activation, Integer):
@@ -147,11 +134,6 @@ def _like_activations(draft: Draft, name: str, value: Any) -> None:
     with_constants = {n.op_type for n in draft.graph.nodes if any(name in params for name in n.inputs)}
     for operator in sorted(with_constants & {"Add", "Div", "Max", "Min", "Mul", "Sub"}):
         draft.override(operator, weight=activation, weight_symmetric=draft["symmetric"])
-
-
-def _all_types(draft: Draft, name: str, value: Any) -> None:
-    if flag(name, value):
-        draft["op_types"] = None
 
 
 def _constant_products(draft: Draft, name: str, value: Any) -> None:
@@ -209,7 +191,7 @@ _LARGE = "jq writes what needs it: weights go to a file of their own where the m
 
 EXTRA_OPTIONS: Mapping[str, Option] = {
     # Which nodes
-    "QuantizeAllOpTypes": Option("quantizes operators of every type", _all_types),
+    "QuantizeAllOpTypes": _switch("quantizes operators of every type", "op_types", {True: None}),
     "MatMulConstBOnly": Option("leaves out products of two activations", _constant_products),
     "WeightsOnly": _sets("weights_only", flag),
     "ForceQuantizeNoInputCheck": _hint("an operator that passes values on is quantized with what it gets"),
@@ -238,14 +220,16 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "UseMatMulNBits": _refused("jq quantizes no weights to 4 bits in groups"),
     "MatMulNBitsParams": _refused("jq quantizes no weights to 4 bits in groups"),
     # Biases
-    "Int32Bias": Option("True: at the scale of the products; False: as a weight of its own", _bias_int32),
-    "QuantizeBias": Option("False leaves biases floats", _bias_quantized),
+    "Int32Bias": _switch(
+        "True: at the scale of the products; False: as a weight of its own", "bias", {True: "int32", False: "weight"}
+    ),
+    "QuantizeBias": _switch("False leaves biases floats", "bias", {False: "float"}),
     "Int16Bias": _refused("biases have 32 bits, or those of weights"),
     "AdjustBiasScale": _only(True, None, why="a bias in 32 bits has the scale of its products"),
     "AdjustWeightScaleForInt32Bias": _refused("scales of weights come from the weights"),
     # Calibration
     "CalibTensorRangeSymmetric": Option("must be as ActivationSymmetric", _range_symmetric),
-    "CalibMovingAverage": Option("sets moving_average", _moving_average),
+    "CalibMovingAverage": _switch("sets moving_average", "moving_average", {True: 0.01, False: None}),
     "CalibMovingAverageConstant": Option("sets moving_average", _moving_constant),
     "Percentile": _sets("percentile", number),
     "PercentileCandidates": _sets("percentiles", numbers),
@@ -316,7 +300,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ConvertSoftmaxToDPUVersion": _refused(_FORMS_ONLY),
     "ConvertInstanceNormToDPUVersion": _refused(_FORMS_ONLY),
     "ConvertClipToDPUVersion": _refused(_FORMS_ONLY),
-    "SimulateDPU": _clears("forms"),
+    "SimulateDPU": _switch("False leaves no forms", "forms", {False: ()}),
     "AlignConcat": _member("constraints", "align_concat"),
     "AlignPool": _member("constraints", "align_pool"),
     "AlignPad": _member("constraints", "align_pad"),
@@ -329,7 +313,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "AdjustShiftWrite": _member("constraints", "shift_write"),
     "AdjustHardSigmoid": _member("constraints", "hard_sigmoid"),
     "AdjustShiftSwish": _member("constraints", "shift_swish"),
-    "NPULimitationCheck": _clears("constraints"),
+    "NPULimitationCheck": _switch("False leaves no constraints", "constraints", {False: ()}),
     "MaxLoopNum": _noted(5, "constraints are looked at until nothing changes"),
     # Accuracy recovery
     "BiasCorrection": _sets("bias_correction", flag),

@@ -28,19 +28,9 @@ from jq.passes.opset import check_opset, with_opset
 from jq.util import files
 
 __all__ = [
-    "convert",
-    "fix_shapes",
-    "nhwc_inputs",
-    "overflowing",
-    "to_float32",
-    "to_narrow",
-    "unsigned_activations",
-    "with_casts",
-    "with_interface",
-    "with_opset",
-    "with_quantizers",
-    "without_quantizers",
-]
+    "convert", "fix_shapes", "nhwc_inputs", "overflowing", "to_float32", "to_narrow", "unsigned_activations",
+    "with_casts", "with_interface", "with_opset", "with_quantizers", "without_quantizers",
+]  # fmt: skip
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Form = Literal["cast", "qdq", "native"]

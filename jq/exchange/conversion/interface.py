@@ -29,17 +29,15 @@ def fix_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         if not all(isinstance(d, int) and not isinstance(d, bool) and 0 < d < _LARGEST for d in given):
             raise ConfigError(f"the shape of {name!r} is {given}; expected whole numbers above 0")
         declared = inputs[name].shape
-        if declared is None:
-            declared = (None,) * len(given)
-        if len(declared) != len(given):
-            raise ConfigError(
-                f"input {name!r} has {len(declared)} dims, {_shown(declared)}; {_shown(given)} does not fit"
-            )
+        declared = (None,) * len(given) if declared is None else declared
+        shown, rank = _shown(declared), len(declared)
+        if rank != len(given):
+            raise ConfigError(f"input {name!r} has {rank} dims, {shown}; {_shown(given)} does not fit")
         for dim, size in zip(declared, given, strict=True):
             bound = known.setdefault(dim, size) if isinstance(dim, str) else dim
             if bound not in (None, size):
                 why = f": {dim} is {bound} already" if isinstance(dim, str) else ""
-                raise ConfigError(f"{_shown(given)} does not fit input {name!r}, {_shown(declared)}{why}")
+                raise ConfigError(f"{_shown(given)} does not fit input {name!r}, {shown}{why}")
     fixed = (
         dataclasses.replace(v, shape=tuple(shapes[v.name])) if v.name in shapes else _bound(v, known)
         for v in graph.inputs
@@ -48,13 +46,9 @@ def fix_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
     nodes = tuple(_undeclared(n) for n in graph.nodes)
     fixed_graph = graph.replace(inputs=tuple(fixed), nodes=nodes, declared={})
     inferred = fixed_graph.replace(outputs=tuple(dataclasses.replace(v, shape=None) for v in graph.outputs)).values
-    outputs = [inferred.get(v.name, v) for v in graph.outputs]
-    return fixed_graph.replace(
-        outputs=tuple(
-            o if o.shape is not None and o.dtype is not None else _bound(v, known)
-            for o, v in zip(outputs, graph.outputs, strict=True)
-        )
-    )
+    outputs = [(inferred.get(v.name, v), v) for v in graph.outputs]
+    typed = (o if o.shape is not None and o.dtype is not None else _bound(v, known) for o, v in outputs)
+    return fixed_graph.replace(outputs=tuple(typed))
 
 
 def nhwc_inputs(graph: Graph, names: Iterable[str] | None = None) -> Graph:

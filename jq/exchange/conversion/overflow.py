@@ -36,14 +36,9 @@ def overflowing(graph: Graph, format: Float, data: Any, *, exclude: Collection[s
     """
     inside = {n for n in graph.nodes if matches_any(n, exclude)}
     tensors = [v.name for v in graph.inputs] + [o for n in graph.nodes for o in n.outputs if o]
-    around = {
-        t: {*graph.consumers.get(t, ())} | ({graph.producer[t]} if t in graph.producer else set()) for t in tensors
-    }
-    watched = [
-        t
-        for t in tensors
-        if (v := graph.values.get(t)) is not None and v.dtype == np.float32 and not v.containers and around[t] - inside
-    ]
+    around = {t: {graph.producer.get(t), *graph.consumers.get(t, ())} - {None, *inside} for t in tensors}
+    floats = {k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers}
+    watched = [t for t in tensors if t in floats and around[t]]
     if not watched:
         return {}
     fn = trace(graph, taps=dict.fromkeys(watched, _magnitude))

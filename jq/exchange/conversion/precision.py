@@ -122,9 +122,8 @@ def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.
             f"{largest:.6g}, the type ends at {format.largest:.6g}. Exclude the nodes that read it, or saturate"
         )
     if array.size and array.all() and not narrow.any():
-        warnings.warn(
-            f"{name!r}, of magnitude {np.abs(array).max():.3g} and less, is zero in {format.name}", stacklevel=2
-        )
+        most = np.abs(array).max()
+        warnings.warn(f"{name!r}, of magnitude {most:.3g} and less, is zero in {format.name}", stacklevel=2)
     return np.where(beyond, np.copysign(format.dtype.type(format.largest), narrow), narrow).astype(format.dtype)
 
 

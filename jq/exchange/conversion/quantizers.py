@@ -34,11 +34,9 @@ def unsigned_activations(graph: Graph) -> Graph:
     moves = _Shift(dict(graph.arrays), set(graph.tensors))
     nodes = moves.nodes(graph)
     if moves.left:
-        warnings.warn(
-            f"{len(moves.left)} activations stay int8, because their codes are not only dequantized: "
-            + ", ".join(moves.left[:5]),
-            stacklevel=2,
-        )
+        names = ", ".join(moves.left[:5])
+        text = f"{len(moves.left)} activations stay int8, because their codes are not only dequantized: {names}"
+        warnings.warn(text, stacklevel=2)
     if not moves.count and not moves.left:
         raise ConfigError("no activation is quantized to int8 by a QuantizeLinear with a constant zero point")
     return remove_unused(graph.with_arrays(moves.arrays, nodes=nodes, declared={}))
