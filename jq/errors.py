@@ -31,10 +31,23 @@ class UnsupportedOp(Error):  # noqa: N818  a name users rely on
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known name, or an empty string.
+    """Return " Did you mean 'x'?" for the nearest known name, whatever its case, or an empty string.
 
     >>> suggest("XINT", ["XINT8", "A8W8"])
     " Did you mean 'XINT8'?"
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    by_letters = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.lower(), by_letters, n=1)
+    return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
+
+
+def check_choice(option: str, value: object, known: Iterable[str]) -> None:
+    """Raise a ConfigError if the value of an option is none of the known names.
+
+    >>> check_choice("loss", "mae", ("kl", "mse"))
+    Traceback (most recent call last):
+    jq.errors.ConfigError: loss needs one of kl, mse; got 'mae'. Did you mean 'mse'?
+    """
+    names = tuple(known)
+    if value not in names:
+        raise ConfigError(f"{option} needs one of {', '.join(names)}; got {value!r}.{suggest(str(value), names)}")

@@ -9,7 +9,7 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
-from jq.errors import ConfigError, suggest
+from jq.errors import check_choice
 
 Rounding = Literal["half_even", "half_away", "half_up"]  # where a tie goes; up is towards plus infinity
 
@@ -192,6 +192,5 @@ def format_named(name: str) -> Format:
     >>> format_named("mxfp8e4m3").size, format_named("int4").qmin
     (32, -8)
     """
-    if not isinstance(name, str) or name not in _ALL:
-        raise ConfigError(f"no format {name!r}; there are {', '.join(_ALL)}.{suggest(str(name).lower(), _ALL)}")
+    check_choice("format", name, _ALL)
     return _ALL[name]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.data.arrays import Sample
-from jq.errors import ConfigError, DataError, Error
+from jq.errors import ConfigError, DataError, Error, check_choice
 from jq.graph import Dim, Value
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -45,11 +45,9 @@ class ImageFolder:
     crop: int | tuple[int, int] | None = None  # (height, width); None: what the model declares
 
     def __post_init__(self) -> None:
-        for name, known in (("layout", ("NCHW", "NHWC", None)), ("order", ("RGB", "BGR"))):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"ImageFolder: {name}={getattr(self, name)!r}; there are {', '.join(map(str, known))}"
-                )
+        if self.layout is not None:
+            check_choice("ImageFolder: layout", self.layout, ("NCHW", "NHWC"))
+        check_choice("ImageFolder: order", self.order, ("RGB", "BGR"))
         for name in ("resize", "crop"):
             size = getattr(self, name)
             pair = (size, size) if isinstance(size, int) else tuple(np.atleast_1d(size).tolist())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jq.data.sources import Source, open_source
-from jq.errors import ConfigError, DataError, ModelError, suggest
+from jq.errors import DataError, ModelError, check_choice
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.readings.integer import TARGETS
@@ -104,6 +104,7 @@ def samples(
 
 def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
     """Return the function from one sample to the outputs, by the reading's name."""
+    check_choice("reading", reading, READINGS)
     if reading == "onnxruntime":
         return onnxruntime_reading(graph if original is None else original)
     if reading == "jq":
@@ -111,9 +112,7 @@ def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
 
         fn, params = jax.jit(trace(graph)), pack(graph)
         return lambda sample: fn(params, sample)
-    if reading in TARGETS:
-        return load_chip(graph, reading)
-    raise ConfigError(f"there is no reading {reading!r}; there are {', '.join(READINGS)}.{suggest(reading, READINGS)}")
+    return load_chip(graph, reading)
 
 
 def _folders(graph: Graph) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from jq.arithmetic.formats import Block, Float, Integer
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, check_choice
 from jq.exchange.qoperator import to_qoperator
 from jq.graph import Graph, Node
 from jq.graph.domains import CONTRIB, MICROSOFT, VITIS
@@ -75,9 +75,7 @@ def quantized_graph(
 
 def check_format(format: str) -> None:
     """Raise a ConfigError for an unknown format."""
-    known = get_args(Format)
-    if format not in known:
-        raise ConfigError(f"no format {format!r}; there are {', '.join(known)}.{suggest(str(format), known)}")
+    check_choice("format", format, get_args(Format))
 
 
 # --- Quantizers as nodes ---

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from jq.arithmetic.numerics import Mode
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, check_choice
 from jq.npu.facts import RELU6, RELU6_POSITION, SIXTH, SLOPE, SLOPE_BITS
 
 
@@ -109,6 +109,5 @@ def target_of(target: str | Target) -> Target:
     """
     if isinstance(target, Target):
         return target
-    if target not in TARGETS:
-        raise ConfigError(f"no target {target!r}; there are {', '.join(TARGETS)}.{suggest(str(target), TARGETS)}")
+    check_choice("target", target, TARGETS)
     return TARGETS[target]

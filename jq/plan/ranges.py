@@ -28,7 +28,7 @@ from jq.arithmetic.exponents import residual
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import Histogram
 from jq.config import LAYERWISE_PERCENTS, PercentileMetric, WeightMethod
-from jq.errors import ConfigError, ModelError, suggest
+from jq.errors import ConfigError, ModelError, check_choice
 
 Number = float | np.floating
 Range = tuple[np.floating, np.floating]
@@ -112,8 +112,7 @@ def layerwise_percentile(
     The error is the mean of |x - fq(x)| ("mae") or of its square ("mse") over the bin centres. As in Quark's
     LayerWisePercentile its scale is the asymmetric one for symmetric ranges too.
     """
-    if metric not in get_args(PercentileMetric):
-        raise ConfigError(f"no metric {metric!r}; there are mae and mse")
+    check_choice("metric", metric, get_args(PercentileMetric))
     _check_percents(percents)
     ranges = [percentile(histogram, minimum, maximum, p, symmetric=symmetric) for p in percents]
     low, high = np.array(ranges).T
@@ -194,9 +193,7 @@ def weight_range(
     >>> low, high
     (array([-2.,  0.], dtype=float32), array([1., 0.], dtype=float32))
     """
-    if method not in get_args(WeightMethod):
-        known = get_args(WeightMethod)
-        raise ConfigError(f"no method {method!r} for weights; there are {', '.join(known)}.{suggest(method, known)}")
+    check_choice("weight_method", method, get_args(WeightMethod))
     array = array.astype(np.result_type(array, np.float32), copy=False)  # float16 is too narrow for sums
     rows = layout.rows(array, axis)
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # [channels, values]

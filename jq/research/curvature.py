@@ -22,12 +22,12 @@ from jax.sharding import Mesh
 from jq.arithmetic import layout
 from jq.data.sources import Source, open_source
 from jq.data.stream import Stream
-from jq.errors import ConfigError, ModelError, suggest
+from jq.errors import ConfigError, ModelError, check_choice, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
 from jq.readings.tracing import trace
-from jq.research.losses import CURVED, Loss, check_loss, losses, probe, scores
+from jq.research.losses import CURVED, Loss, losses, probe, scores
 from jq.research.streaming import packed, streamed
 
 Array = Any
@@ -50,7 +50,7 @@ def estimate(
     d is what rounding changes in the float network. Each group has a dial, 0 for floats and 1 for codes, and v'Jd is the
     derivative with respect to it.
     """
-    check_loss(loss, CURVED)
+    check_choice("loss", loss, CURVED)
     check_probes(probes)
     fn, read = trace(graph), scores(graph)
     of = {name: dials for name in plan if (dials := [i for i, group in enumerate(groups) if name in group])}
@@ -100,7 +100,7 @@ def fisher(
     >>> {k: v.shape for k, v in squares.items()}
     {'input': (1,), 'stem.weight': (24,)}
     """
-    check_loss(loss, CURVED)
+    check_choice("loss", loss, CURVED)
     check_probes(probes)
     stream = streamed(graph, open_source(data, graph.inputs, seed=seed), 8, mesh)
     fn, read = trace(graph), scores(graph)
@@ -152,7 +152,7 @@ def hessian_trace(
     >>> sorted(hessian_trace(graph, images[:4], tensors=["input", "stem.weight"], labels=labels[:4]))
     ['input', 'stem.weight']
     """
-    check_loss(loss, CURVED)
+    check_choice("loss", loss, CURVED)
     check_probes(probes)
     source = open_source(data, graph.inputs, seed=seed)
     stream = streamed(graph, source, 4, mesh)

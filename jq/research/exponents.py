@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jq.config import QuantConfig, resolve
-from jq.errors import ConfigError, ModelError, suggest
+from jq.errors import ConfigError, ModelError, check_choice
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.research.descent import Moves, Step, Way, descend
@@ -88,9 +88,8 @@ def search_exponents(
     True
     """
     config = resolve(config)
-    for name, value, known in (("method", method, get_args(Method)), ("loss", loss, get_args(Loss))):
-        if value not in known:
-            raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+    check_choice("method", method, get_args(Method))
+    check_choice("loss", loss, get_args(Loss))
     if width < 1 or sweeps < 1:
         raise ConfigError(f"width={width}, sweeps={sweeps}: expected 1 or more of both")
     moves = Moves.of(graph, plan, config, weights=weights)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jq.arithmetic.losses import BY_NAME, classes_axis
-from jq.errors import ConfigError, ModelError, suggest
+from jq.errors import ModelError
 from jq.graph import Graph
 from jq.ops.kinds import is_softmax
 
@@ -21,12 +21,6 @@ LOSSES: tuple[Loss, ...] = get_args(Loss)
 CURVED: tuple[Loss, ...] = ("kl", "mse", "cosine")  # those with a second derivative
 
 _LEAST = 1e-7  # probability that a logarithm is taken of
-
-
-def check_loss(loss: str, known: tuple[str, ...] = LOSSES) -> None:
-    """Raise a ConfigError where there is no such loss."""
-    if loss not in known:
-        raise ConfigError(f"loss is {loss!r}; expected one of {', '.join(known)}.{suggest(loss, known)}")
 
 
 def scores(graph: Graph) -> Callable[[Outputs], dict[str, Array]]:

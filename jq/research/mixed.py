@@ -23,13 +23,13 @@ from jq.calibration.calibrate import calibrate
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
 from jq.data.sources import readable_again
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, check_choice
 from jq.evidence.plots import front_plot
 from jq.graph import Graph, Node
 from jq.plan import Plan
 from jq.plan.planning import make_plan
 from jq.plan.scales import channel_axes
-from jq.research.losses import CURVED, Loss, check_loss
+from jq.research.losses import CURVED, Loss
 from jq.research.sensitivities import grouped, sensitivity
 from jq.util import files, markup
 
@@ -125,7 +125,7 @@ class FormatTable:
 
     def choose(self, budget: float, solver: Solver = "milp") -> Mixed:
         """The formats whose losses add up to the least within a budget, and the loss that they have together."""
-        _check_choice(budget, solver)
+        _check_budget(budget, solver)
         kinds, rows, least = list(self.formats), np.arange(len(self.nodes)), self.prices.min(axis=1).sum()
         solve = milp_choice if solver == "milp" else greedy_choice
         chosen = solve(self.losses, self.prices, budget * least)
@@ -168,7 +168,7 @@ def mixed_precision(
     >>> mixed.spent <= 1.5, mixed.predicted <= mixed.uniform["int8"][1]
     (True, True)
     """
-    _check_choice(budget, solver)
+    _check_budget(budget, solver)
     return format_table(graph, data, config, **options).choose(budget, solver)
 
 
@@ -200,8 +200,8 @@ def format_table(
     [1.0, 2.0]
     """
     config = resolve(config)
-    check_loss(loss, CURVED)
-    _check_option("cost", cost, get_args(Cost))
+    check_choice("loss", loss, CURVED)
+    check_choice("cost", cost, get_args(Cost))
     if len(formats) < 2:
         raise ConfigError(f"formats has {len(formats)}; expected at least two to choose from")
     data = readable_again(data, graph.inputs, config.seed)
@@ -220,13 +220,8 @@ def format_table(
     return FormatTable(graph, config, stats, cost, formats, nodes, losses, prices, tuple(whole), data, measure)
 
 
-def _check_option(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}.{suggest(value, known)}")
-
-
-def _check_choice(budget: float, solver: str) -> None:
-    _check_option("solver", solver, get_args(Solver))
+def _check_budget(budget: float, solver: str) -> None:
+    check_choice("solver", solver, get_args(Solver))
     if not (isinstance(budget, (int, float)) and math.isfinite(budget) and budget >= 1):
         raise ConfigError(f"budget is {budget!r}; expected at least 1, which is the cost of the cheapest formats")
 

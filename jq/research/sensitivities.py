@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jq.data.sources import Source, open_source, readable_again
-from jq.errors import ConfigError, DataError, suggest
+from jq.errors import ConfigError, DataError, check_choice, suggest
 from jq.evidence.plots import ranking_plot
 from jq.graph import Graph, Node
 from jq.plan import Plan
@@ -23,7 +23,7 @@ from jq.plan.placement import absorbed
 from jq.readings.fake import as_planned
 from jq.research.curvature import estimate
 from jq.research.lanes import Lanes
-from jq.research.losses import CURVED, Loss, check_loss, losses, scores
+from jq.research.losses import CURVED, LOSSES, Loss, losses, scores
 from jq.research.streaming import packed, sample_bytes, samples_at_once, streamed
 from jq.util import files, markup
 
@@ -144,10 +144,9 @@ def sensitivity(
     >>> len(result.rows), result.rows[0].exact
     (26, True)
     """
-    check_loss(loss)
-    for option, value, known in (("mode", mode, get_args(Mode)), ("kind", kind, get_args(Kind))):
-        if value not in known:
-            raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}")
+    check_choice("loss", loss, LOSSES)
+    check_choice("mode", mode, get_args(Mode))
+    check_choice("kind", kind, get_args(Kind))
     if screen is not None:
         _check_screen(screen, loss, mode)
     plan = plan.replace(dict.fromkeys({"activations": plan.weights, "weights": plan.activations, "both": {}}[kind]))
@@ -207,7 +206,7 @@ def _check_screen(screen: int, loss: Loss, mode: Mode) -> None:
         raise ConfigError(f"screen is {screen!r}; expected how many are to be measured, 0 or more")
     if mode != "alone":
         raise ConfigError("screen is of mode='alone': there is no estimate of what all but one cost")
-    check_loss(loss, CURVED)
+    check_choice("loss", loss, CURVED)
 
 
 def _node(graph: Graph, plan: Plan, tensor: str) -> Node | None:

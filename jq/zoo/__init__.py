@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jq.errors import ConfigError, suggest
+from jq.errors import check_choice
 
 __all__ = ["CLASSES", "calibration_set", "evaluation_set", "models", "path"]
 
@@ -59,9 +59,7 @@ def path(name: str) -> Path:
     >>> path("fashion_resnet").name
     'fashion_resnet.onnx'
     """
-    if name not in _MODELS:
-        known = ", ".join(_MODELS)
-        raise ConfigError(f"No bundled model {name!r}; there are {known}.{suggest(name, _MODELS)}")
+    check_choice("jq.zoo.path", name, _MODELS)
     return _FOLDER / f"{name}.onnx"
 
 

@@ -386,9 +386,9 @@ def test_config_files_that_cannot_be(
         (("--config", "XINT9"), "no preset 'XINT9'. Did you mean 'XINT8'?"),
         (("--set", "clee=true"), "no option 'clee'. Did you mean 'cle'?"),
         (("--set", "cle"), "needs the form NAME=VALUE"),
-        (("--set", "weight=int9"), "no format 'int9'"),
+        (("--set", "weight=int9"), "got 'int9'"),
         (("--report", "x.pdf"), "ends with .html or .json"),
-        (("--format", "qdd"), "no format 'qdd'"),
+        (("--format", "qdd"), "got 'qdd'"),
         (("--config", "absent.json"), "cannot read absent.json"),
     ],
 )
@@ -411,3 +411,14 @@ def test_lint(capfd: pytest.CaptureFixture[str]) -> None:
 def test_lint_ends_with_1_where_something_cannot_be(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capfd, "lint", unknown_op("magic", tmp_path))
     assert code == 1 and "unsupported-op" in out and err == ""
+
+
+def test_lint_ends_with_1_on_a_float16_model_that_quantize_refuses(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "half.onnx"
+    jq.convert(MODEL, path, to="fp16", form="native", keep_io=False)
+    code, out, _ = run(capfd, "lint", str(path))
+    assert code == 1 and "float-type" in out
+    code, out, err = run(capfd, "quantize", str(path), "-o", str(tmp_path / "out.onnx"))
+    assert code == 2 and out == "" and "float16" in err

@@ -223,7 +223,7 @@ def test_a_scale_that_is_no_power_of_two_is_refused_by_name():
 
 
 def test_unknown_targets_and_float_models_are_refused():
-    with pytest.raises(jq.ConfigError, match=r"no target 'dpx'.*Did you mean 'dpu'"):
+    with pytest.raises(jq.ConfigError, match=r"target needs one of .*got 'dpx'.*Did you mean 'dpu'"):
         jq.integer.load(requantized(1, 1), "dpx")
     with pytest.raises(jq.ModelError, match="not quantized"):
         jq.integer.load(jq.zoo.path("fashion_resnet"))

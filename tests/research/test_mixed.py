@@ -109,7 +109,7 @@ def test_mistakes_are_named(case):
     graph, stats, images, _ = case
     for options, words in (
         ({"budget": 0.5}, "budget is 0.5"),
-        ({"budget": 2, "cost": "bits"}, "cost is 'bits'"),
+        ({"budget": 2, "cost": "bits"}, "cost needs one of .*got 'bits'"),
         ({"budget": 2, "solver": "gredy"}, "greedy"),
         ({"budget": 2, "formats": {"int8": {}}}, "at least two"),
         ({"budget": 2, "loss": "top1"}, "top1"),

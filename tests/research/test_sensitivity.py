@@ -130,10 +130,10 @@ def test_results_are_data(alone, tmp_path):
 def test_mistakes_are_named(case):
     graph, plan, images = case
     for options, words in (
-        ({"loss": "kll"}, "loss is 'kll'"),
+        ({"loss": "kll"}, "loss needs one of .*got 'kll'"),
         ({"by": "block"}, "by is 'block'"),
-        ({"mode": "none"}, "mode is 'none'"),
-        ({"kind": "all"}, "kind is 'all'"),
+        ({"mode": "none"}, "mode needs one of .*got 'none'"),
+        ({"kind": "all"}, "kind needs one of .*got 'all'"),
         ({"by": {"a": ["stem.v"]}}, "stem.w"),
         ({"screen": -1}, "screen is -1"),
         ({"screen": 3, "loss": "top1"}, "top1"),

@@ -18,7 +18,7 @@ from jq.compat.quark.draft import Draft, Option, count, flag, number, numbers, w
 from jq.compat.quark.inputs import check_names, ranges_of, shapes_of
 from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
 from jq.config import CONSTRAINTS
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, check_choice
 from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
@@ -169,9 +169,8 @@ def _random_ranges(draft: Draft, name: str, value: Any) -> None:
 
 
 def _preference(draft: Draft, name: str, value: Any) -> None:
-    known = ("accuracy", "speed", "resource_efficiency")
-    if value is not None and value not in known:
-        raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+    if value is not None:
+        check_choice(name, value, ("accuracy", "speed", "resource_efficiency"))
 
 
 def _read_by(function: str, effect: str) -> Option:

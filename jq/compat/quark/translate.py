@@ -20,7 +20,7 @@ from jq.compat.quark.quantization.config.config import Config, QConfig, Quantiza
 from jq.compat.quark.quantization.config.data_type import DataType
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat, VitisQuantFormat
 from jq.config import QuantConfig, presets
-from jq.errors import ConfigError, suggest
+from jq.errors import ConfigError, check_choice, suggest
 from jq.graph import Graph
 
 
@@ -278,8 +278,7 @@ _PARAMS = {"adaround": custom_config.DEFAULT_ADAROUND_PARAMS, "adaquant": custom
 
 def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] | None = None) -> None:
     name = given.get("OptimAlgorithm", "adaround")
-    if not isinstance(name, str) or name not in _PARAMS:
-        raise ConfigError(f"OptimAlgorithm is {name!r}; there are {', '.join(_PARAMS)}.{suggest(str(name), _PARAMS)}")
+    check_choice("OptimAlgorithm", name, _PARAMS)
     draft["finetune"] = name
     draft.usual = usual or {**_parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}
     asked = {k: v for k, v in given.items() if k not in draft.usual or v != draft.usual[k]}

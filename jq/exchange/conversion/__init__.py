@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from onnx import ModelProto
 
 from jq.arithmetic.formats import BFLOAT16, FLOAT16, Float
-from jq.errors import ConfigError, ModelError, suggest
+from jq.errors import ConfigError, ModelError, check_choice
 from jq.exchange.conversion.casts import with_casts, with_quantizers
 from jq.exchange.conversion.interface import fix_shapes, nhwc_inputs
 from jq.exchange.conversion.overflow import overflowing
@@ -74,9 +74,9 @@ def convert(
     >>> model.ByteSize() / jq.to_model(jq.load(jq.zoo.path("fashion_resnet"))).ByteSize() < 0.6
     True
     """
-    for name, value, known in (("to", to, get_args(Precision)), ("form", form, get_args(Form))):
-        if value not in known and not (name == "to" and value is None):
-            raise ConfigError(f"{name} is {value!r}; there are {', '.join(known)}.{suggest(str(value), known)}")
+    if to is not None:
+        check_choice("to", to, get_args(Precision))
+    check_choice("form", form, get_args(Form))
     if dequantize and uint8_activations:
         raise ConfigError("dequantize leaves no codes for uint8_activations to change; take one of the two")
     if to not in _NARROW and (exclude or saturate or not keep_io or data is not None):

@@ -68,8 +68,8 @@ def test_another_opset_computes_the_same(name: str, opset: int) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"to": "fp17"}, "to is 'fp17'; there are fp32, fp16, bf16. Did you mean"),
-        ({"to": "fp16", "form": "casts"}, "form is 'casts'.*Did you mean 'cast'"),
+        ({"to": "fp17"}, "to needs one of fp32, fp16, bf16; got 'fp17'. Did you mean"),
+        ({"to": "fp16", "form": "casts"}, "form needs one of .*got 'casts'. Did you mean 'cast'"),
         ({"dequantize": True, "uint8_activations": True}, "take one of the two"),
         ({"to": "fp32", "saturate": True}, "of conversions to fp16 and bf16"),
         ({"keep_io": False}, "of conversions to fp16 and bf16"),
