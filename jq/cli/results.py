@@ -1,4 +1,4 @@
-"""`jq-quant evaluate`."""
+"""`jq-quant` infer and evaluate: a model's outputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,28 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Reading
+from jq.cli.options import AnyModel, Data, Limit, Reading
 from jq.cli.show import answer, table
 from jq.errors import ConfigError
 from jq.util import files
+
+
+@command()
+def infer(
+    model: AnyModel,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the outputs.", show_default=False)],
+    data: Data = None,
+    reading: Reading = "onnxruntime",
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON document.")] = False,
+) -> None:
+    """Write a model's outputs on data to a new folder: one .npy for each sample and output, and a manifest.
+
+    Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
+    """
+    summary = jq.infer(model, data, output, reading=reading, limit=limit)
+    outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in summary["outputs"])
+    answer(as_json, summary, f"{summary['samples']} samples: {outputs}", f"written: {output}")
 
 
 @command()

@@ -1,0 +1,185 @@
+"""`jq-quant` calibrate, compare, sensitivity and simulate: what quantization does to each tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import jq
+from jq.cli.application import command
+from jq.cli.options import (
+    Config,
+    Data,
+    FloatModel,
+    Limit,
+    Report,
+    beginning,
+    check_report,
+    config_of,
+    use_all_cores,
+    write_report,
+)
+from jq.cli.show import answer, table
+from jq.errors import ConfigError
+from jq.util import files
+
+
+@command()
+def calibrate(
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
+    method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the statistics here; an interrupted run resumes from it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the range and the scale of every tensor of a model on calibration data.
+
+    Example: jq-quant calibrate model.onnx --data calib/ -o stats.safetensors
+
+    Example: jq-quant calibrate model.onnx --data calib.npz --config A8W8 --method percentile --json
+    """
+    use_all_cores()
+    options = config_of(config).replace(**({"method": method} if method else {}))
+    graph = jq.prepare(jq.load(model))
+    checkpoint = output and output.with_name(f"{output.name}.partial")
+    stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
+    if output:
+        stats.save(output)
+    qparams = jq.activation_qparams(graph, stats)
+    tensors = {t: (*stats.range(t), qparams[t]) for t in stats.tensors}
+    rows = {
+        t: {"low": low, "high": high, "scale": float(q.scale), "zero_point": int(q.zero_point)}
+        for t, (low, high, q) in tensors.items()
+    }
+    columns = ("tensor", "low", "high", "scale", "zero point")
+    cells = [(t, f"{low:.5g}", f"{high:.5g}", _scale(q), int(q.zero_point)) for t, (low, high, q) in tensors.items()]
+    document = {"samples": stats.samples, "config": options.to_dict(), "tensors": rows}
+    answer(as_json, document, table(columns, cells, f"{model.name}: {options.method} on {stats.samples} samples"))
+
+
+def _scale(qparams: jq.QParams) -> str:
+    return f"2^{int(qparams.exponent)}" if qparams.is_power_of_two else f"{float(qparams.scale):.5g}"
+
+
+@command()
+def compare(
+    model: FloatModel,
+    quantized: Annotated[
+        Path, typer.Argument(help="The quantized ONNX file that a tool made of it.", show_default=False)
+    ],
+    data: Data = None,
+    report: Report = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the loss of each tensor of a quantized model against the float one, and its reason, worst first.
+
+    A tensor's reason is `upstream` where the error came with its inputs, else `range`, `rounding`, `constraint` or `bias`.
+
+    Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --report report.html
+    """
+    use_all_cores()
+    check_report(report)
+    comparison = jq.compare(model, quantized, data, limit=limit)
+    write_report(comparison, report)
+    answer(
+        as_json, comparison.to_dict(), *comparison.summary().splitlines(), *([f"report: {report}"] if report else [])
+    )
+
+
+@command()
+def sensitivity(
+    model: FloatModel,
+    data: Data = None,
+    config: Config = "XINT8",
+    loss: Annotated[str, typer.Option(help="Loss that ranks: kl, mse, cosine or top1.")] = "kl",
+    by: Annotated[str, typer.Option(help="Each tensor or each layer.")] = "tensor",
+    mode: Annotated[str, typer.Option(help="Each quantized alone, or all_but_one.")] = "alone",
+    kind: Annotated[str, typer.Option(help="Which tensors: activations, weights or both.")] = "both",
+    screen: Annotated[
+        int | None, typer.Option(help="Measure at most this many, estimate the others to second order [all].")
+    ] = None,
+    limit: Limit = None,
+    rows: Annotated[int, typer.Option(help="Show at most this many.")] = 20,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture, .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show the loss at the outputs of quantizing each tensor or layer by itself, the largest first.
+
+    The model is prepared, equalized and calibrated on the same data first.
+
+    Example: jq-quant sensitivity model.onnx --data calib/ --by layer --limit 64
+    """
+    use_all_cores()
+    if plot is not None and plot.suffix != ".svg":
+        raise ConfigError(f"--plot needs a name that ends with .svg; got {plot}")
+    files.check_writable(plot)
+    options = config_of(config)
+    graph = jq.prepare(jq.load(model), options)
+    graph = jq.equalize(graph, options, data) if options.cle else graph
+    plan = jq.make_plan(graph, jq.calibrate(graph, data, options) if options.calibrates else None, options)
+    wanted: dict[str, Any] = {"loss": loss, "by": by, "mode": mode, "kind": kind, "screen": screen, "limit": limit}
+    result = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
+    if plot is not None:
+        files.write(plot, result.plot())
+    answer(as_json, result.to_dict(), *result.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))
+
+
+@command()
+def simulate(
+    model: Annotated[Path, typer.Argument(help="A quantized ONNX file, of any tool.", show_default=False)],
+    data: Data = None,
+    target: Annotated[
+        str,
+        typer.Option(help="ort, dpu, aie2_x1 or aie2_even.", autocompletion=beginning(lambda: jq.integer.TARGETS)),
+    ] = "aie2_x1",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything to this .json file.")] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="Write every tensor's integers to this new folder, with a manifest.")
+    ] = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
+
+    This models AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
+    `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator, and a
+    percentage after a mean is the error of the chip's reciprocal.
+
+    Example: jq-quant simulate model_xint8.onnx --target aie2_x1 --data images/ -o simulation.json
+    """
+    files.check_writable(output)
+    chip = jq.integer.load(model, target)
+    simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump)
+    if output is not None:
+        simulation.to_json(output)
+    columns = ("tensor", "operators", "bits", "ties", "saturated", "differs", "cause", "diverged")
+    rows = [_simulated(row) for row in simulation.log.rows]
+    answer(
+        as_json,
+        simulation.to_dict(),
+        table(columns, rows, f"{model.name} on {target}"),
+        *simulation.log.summary().splitlines(),
+        *(_agreed(a) for a in simulation.agreements),
+        *([simulation.without] if simulation.without else []),
+        *(f"written: {path}" for path in (output, dump) if path is not None),
+    )
+
+
+def _simulated(row: jq.integer.RoundingRow) -> tuple[Any, ...]:
+    name = row.tensor.removesuffix("_QuantizeLinear_Output")
+    operators = f"{row.operators} {row.factor_error:+.2%}" if row.factor_error else row.operators
+    ties, saturated, differs = (f"{count:,}" for count in (row.ties, row.saturated, row.differs))
+    return name, operators, row.bits, ties, saturated, differs, ", ".join(row.causes), f"{row.diverged:,}"
+
+
+def _agreed(agreement: jq.integer.Agreement) -> str:
+    apart = "not a number" if agreement.largest is None else f"{agreement.largest:.5g}"
+    same = f"{agreement.output}: {agreement.equal:.2%} equal to onnxruntime's, largest difference {apart}"
+    return same if agreement.top1 is None else f"{same}, same class for {agreement.top1:.2%} of the samples"
