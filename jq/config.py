@@ -11,19 +11,10 @@ from typing import Any, Literal, get_args
 
 from jq.arithmetic.formats import (
     BFLOAT16,
-    BFP16,
+    BLOCKS,
     FLOAT16,
     INT8,
     INT16,
-    MX4,
-    MX6,
-    MX9,
-    MXFP4E2M1,
-    MXFP6E2M3,
-    MXFP6E3M2,
-    MXFP8E4M3,
-    MXFP8E5M2,
-    MXINT8,
     UINT8,
     UINT16,
     Block,
@@ -288,7 +279,14 @@ class QuantConfig:
     @staticmethod
     def read(name: str, value: Any) -> Any:
         """The value of an option that JSON holds."""
-        return _read(name, value)
+        read = QuantConfig.read
+        if name in ("activation", "weight"):
+            return format_named(value)
+        if name == "op_types" and value == "all":  # where there is no null
+            return None
+        if name == "overrides" and isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values()):
+            return {pattern: {k: read(k, v) for k, v in options.items()} for pattern, options in value.items()}
+        return tuple(read("", v) for v in value) if isinstance(value, list) else value
 
 
 def _grid(role: str, format: Format, symmetric: bool) -> Integer:
@@ -304,17 +302,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _read(name: str, value: Any) -> Any:
-    """The option of which JSON holds this value."""
-    if name in ("activation", "weight"):
-        return format_named(value)
-    if name == "op_types" and value == "all":  # where there is no null
-        return None
-    if name == "overrides" and isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values()):
-        return {pattern: {k: _read(k, v) for k, v in options.items()} for pattern, options in value.items()}
-    return tuple(_read("", v) for v in value) if isinstance(value, list) else value
 
 
 def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
@@ -362,10 +349,8 @@ _BASES = {
     "U16S8_AAWS": _WIDE,
 }
 _CAST = _FLOAT.replace(bias="weight")
-_CASTS = {
-    "FP16": FLOAT16, "BF16": BFLOAT16, "BFP16": BFP16, "MX4": MX4, "MX6": MX6, "MX9": MX9, "MXFP8E5M2": MXFP8E5M2,
-    "MXFP8E4M3": MXFP8E4M3, "MXFP6E3M2": MXFP6E3M2, "MXFP6E2M3": MXFP6E2M3, "MXFP4E2M1": MXFP4E2M1, "MXINT8": MXINT8,
-}  # fmt: skip
+_BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
+_CASTS: dict[str, Format] = {"FP16": FLOAT16, "BF16": BFLOAT16} | {name: BLOCKS[name.lower()] for name in _BLOCKS}
 _CASTING = {name: _CAST.replace(activation=format, weight=format) for name, format in _CASTS.items()}
 _CASTING |= {k: c.replace(fuse_activations=False) for k, c in _CASTING.items() if isinstance(c.weight, Block)}
 _CASTING["BF16"] = _CASTING["BF16"].replace(op_types=None)

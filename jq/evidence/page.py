@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from jq.evidence.plots import depth_plot, histogram, ranges
+from jq.evidence.plots import decibel, depth_plot, histogram, ranges
 from jq.util.markup import text
 
 if TYPE_CHECKING:
@@ -192,11 +192,7 @@ def _sqnr(row: TensorRow) -> str:
     assert row.sqnr is not None
     width = max(0.0, min(1.0, row.sqnr / _BAR)) * 48
     bar = f'<svg class="bar" viewBox="0 0 48 8" aria-hidden="true"><rect width="{width:.1f}" height="8" rx="2"/></svg>'
-    return f"{bar}{_decibels(row.sqnr)}"
-
-
-def _decibels(value: float | None) -> str:
-    return "" if value is None else "exact" if value == math.inf else f"{value:.1f}"
+    return f"{bar}{decibel(row.sqnr, unit='')}"
 
 
 def _of_error(name: str) -> Callable[[TensorRow], Any]:
@@ -209,10 +205,10 @@ _COLUMNS = (
     _Column("format", lambda r: r.format),
     _Column("scale", lambda r: r.scale, _scale, "of one step; the largest, of several"),
     _Column("SQNR dB", lambda r: r.sqnr, _sqnr, "signal to quantization noise"),
-    _Column("own dB", _of_error("made"), lambda r: _decibels(r.error.made) if r.error else "", "SQNR of its own rounding"),
+    _Column("own dB", _of_error("made"), lambda r: decibel(r.error.made, '') if r.error else "", "SQNR of its own rounding"),
     _Column("reason", lambda r: r.reason or None, lambda r: f'<i class="dot {text(r.reason.replace(" ", "-"))}"></i>{r.reason}'),
     _Column("cosine", _of_error("cosine"), lambda r: f"{r.error.cosine:.5f}" if r.error else ""),
-    _Column("PSNR dB", _of_error("psnr"), lambda r: _decibels(r.error.psnr) if r.error else ""),
+    _Column("PSNR dB", _of_error("psnr"), lambda r: decibel(r.error.psnr, '') if r.error else ""),
     _Column("L2", _of_error("l2"), help="norm of the error, mean of the samples"),
     _Column("max error", _of_error("largest")),
     _Column("clipped", _of_error("saturated"), lambda r: f"{r.error.saturated:.2%}" if r.error else "", "part of the values"),

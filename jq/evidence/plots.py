@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 Place = Callable[[float], float]
 
+
+def decibel(value: float | None, unit: str = " dB") -> str:
+    """Return a ratio as text.
+
+    >>> decibel(41.26), decibel(float("inf")), decibel(None)
+    ('41.3 dB', 'exact', '')
+    """
+    return "" if value is None else "exact" if value == math.inf else f"{value:.1f}{unit}"
+
+
 _WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
 _COLUMNS = 128  # of ranges, at most: channels share them
@@ -56,7 +66,7 @@ def depth_plot(rows: Sequence[tuple[str, TensorRow]]) -> str:
             if row.kind == "activation"
             else f'<path d="M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4-4z"/>'
         )
-        title = f"{row.tensor}: {'exact' if row.sqnr == math.inf else f'{sqnr:.1f} dB'}"
+        title = f"{row.tensor}: {decibel(sqnr)}"
         title += f", {row.reason}" if row.reason else ""
         parts.append(
             f'<a href="#{text(anchor)}" class="point {text(row.kind)} {text(reason)}" tabindex="-1">'
@@ -90,11 +100,13 @@ def histogram(row: TensorRow) -> str:
     if row.bounds is not None:
         ends = [place(b) for b in row.bounds]
         parts += [
-            _box("beyond", start, end) for start, end in ((place(low), ends[0]), (ends[1], place(high))) if end > start
+            f'<rect class="beyond" x="{start:.1f}" y="{_TOP}" width="{end - start:.1f}" height="{floor - _TOP}"/>'
+            for start, end in ((place(low), ends[0]), (ends[1], place(high)))
+            if end > start
         ]
         parts.append(f'<path class="bound" d="{"".join(f"M{x:.1f} {_TOP}V{floor}" for x in ends)}"/>')
         parts.append(_codes(row, place))
-    parts += _ticks(low, high, place)
+    parts += [_label(place(t), _HEIGHT - 6, f"{t:g}", "middle") for t in _nice(low, high, 5)]
     grid = "" if row.bounds is None else f", and the bounds {row.bounds[0]:.4g} to {row.bounds[1]:.4g} of its codes"
     return _svg(_WIDTH, _HEIGHT, f"Histogram of the float values, on a logarithmic axis{grid}", parts)
 
@@ -166,14 +178,8 @@ def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
     low, high = min(everything), max(everything)
     room = (high - low) or abs(high) or 1.0
     low, high = low - room / 20, high + room / 20
-
-    def at(value: float) -> float:
-        return left + (width - left - right) * (value - low) / (high - low)
-
-    parts, floor = [_STYLE], height - 40
-    for tick in _nice(low, high, 6):
-        parts.append(f'<path class="rule" d="M{at(tick):.1f} {top}V{floor}"/>')
-        parts.append(_label(at(tick), floor + 16, f"{tick:g}", "middle"))
+    at, floor = _axis(low, high, left, width - right), height - 40
+    parts = _rules(_nice(low, high, 6), at, top, floor, floor + 16)
     for i, (label, values) in enumerate(shown):
         y = top + each * (i + 0.5)
         parts.append(_label(left - 8, y + 4, label if len(label) <= 60 else f"{label[:59]}…", "end"))
@@ -181,8 +187,7 @@ def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
         if values:
             parts.append(f'<path class="mean" d="M{at(math.fsum(values) / len(values)):.1f} {y - 7:.1f}v14"/>')
     parts.append(_label((left + width - right) / 2, height - 6, name, "middle"))
-    picture = _svg(width, height, name, parts)
-    return picture.replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" ', 1)
+    return _picture(width, height, name, parts).replace(" viewBox", f' width="{width}" viewBox', 1)
 
 
 _ROW, _NAMES = 18, 260  # height of a bar, and room for its name
@@ -197,15 +202,8 @@ def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, 
     width, height = 860, _TOP + _ROW * len(bars) + _BOTTOM
     low = min([0.0, *(v - e for _, v, e, _ in bars)])
     high = max([v + e for _, v, e, _ in bars], default=0.0)
-    room = (high - low) or 1.0
-
-    def at(value: float) -> float:
-        return _NAMES + (width - _NAMES - 20) * (value - low) / room
-
-    parts = [_STYLE]
-    for tick in _nice(low, high, 5):
-        parts.append(f'<path class="rule" d="M{at(tick):.1f} {_TOP}V{height - _BOTTOM}"/>')
-        parts.append(_label(at(tick), height - 8, f"{tick:g}", "middle"))
+    at = _axis(low, high, _NAMES, width - 20)
+    parts = _rules(_nice(low, high, 5), at, _TOP, height - _BOTTOM, height - 8)
     for i, (name, value, spread, measured) in enumerate(bars):
         y, ends = _TOP + _ROW * i, sorted((at(0.0), at(value)))
         parts.append(_label(_NAMES - 8, y + 13, name if len(name) < 40 else f"...{name[-36:]}", "end"))
@@ -215,7 +213,7 @@ def ranking_plot(title: str, unit: str, bars: Sequence[tuple[str, float, float, 
         )
         if spread:
             parts.append(f'<path class="spread" d="M{at(value - spread):.1f} {y + 9}H{at(value + spread):.1f}"/>')
-    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return _picture(width, height, title, parts)
 
 
 def front_plot(
@@ -237,8 +235,7 @@ def front_plot(
     def at(x: float, y: float) -> tuple[float, float]:
         return left + (width - left - 60) * (x - min(xs)) / across, _TOP + (height - _TOP - bottom) * (1 - y / up)
 
-    parts = [_STYLE]
-    parts += [_gridline(left, width, at(min(xs), t)[1], f"{t:g}") for t in _nice(0, up, 5)]
+    parts = [_gridline(left, width, at(min(xs), t)[1], f"{t:g}") for t in _nice(0, up, 5)]
     parts += [_label(at(t, 0)[0], height - 22, f"{t:g}", "middle") for t in _nice(min(xs), max(xs), 6)]
     parts.append(f'<path class="line" d="{_polyline(at(*p) for p in front)}"/>')
     for x, y in (at(*p) for p in front):
@@ -246,7 +243,7 @@ def front_plot(
     for name, x, y in ((m[0], *at(*m[1:])) for m in marks):
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>' + _label(x + 8, y - 6, name))
     parts.append(_label((left + width) / 2, height - 6, horizontal, "middle") + _label(6, 14, vertical))
-    return _svg(width, height, title, parts).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return _picture(width, height, title, parts)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -254,10 +251,10 @@ def front_plot(
 # ---------------------------------------------------------------------------------------------
 
 
-def _axis(low: float, high: float) -> Place:
-    """From a value to its place on the horizontal axis of a tensor's picture."""
+def _axis(low: float, high: float, start: float = _LEFT, end: float = _WIDTH - _RIGHT) -> Place:
+    """From a value to its place on a horizontal axis, by default of a tensor's picture."""
     room = (high - low) or 1.0
-    return lambda value: _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / room
+    return lambda value: start + (end - start) * (value - low) / room
 
 
 def _svg(width: int, height: int, name: str, parts: Iterable[str]) -> str:
@@ -265,6 +262,12 @@ def _svg(width: int, height: int, name: str, parts: Iterable[str]) -> str:
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"><title>{text(name)}</title>'
         f"{''.join(parts)}</svg>"
     )
+
+
+def _picture(width: int, height: int, name: str, parts: Iterable[str]) -> str:
+    """A picture that stands by itself, with its own style."""
+    picture = _svg(width, height, name, [_STYLE, *parts])
+    return picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
 def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
@@ -276,13 +279,10 @@ def _gridline(left: float, right: float, y: float, words: str) -> str:
     return line + _label(left - 6, y + 4, words, "end")
 
 
-def _ticks(low: float, high: float, place: Place) -> list[str]:
-    """Numbers below the horizontal axis."""
-    return [_label(place(t), _HEIGHT - 6, f"{t:g}", "middle") for t in _nice(low, high, 5)]
-
-
-def _box(kind: str, start: float, end: float) -> str:
-    return f'<rect class="{kind}" x="{start:.1f}" y="{_TOP}" width="{end - start:.1f}" height="{_HEIGHT - _BOTTOM - _TOP}"/>'
+def _rules(ticks: Sequence[float], place: Place, top: float, floor: float, below: float) -> list[str]:
+    """A vertical line for each tick, with its number below."""
+    lines = [f'<path class="rule" d="M{place(t):.1f} {top}V{floor}"/>' for t in ticks]
+    return [line + _label(place(t), below, f"{t:g}", "middle") for line, t in zip(lines, ticks, strict=True)]
 
 
 def _polyline(points: Iterable[tuple[float, float]]) -> str:

@@ -16,6 +16,7 @@ from jq.arithmetic.losses import decibels
 from jq.calibration.stats import Stats
 from jq.evidence.lint_rules import Finding
 from jq.evidence.page import page
+from jq.evidence.plots import decibel
 from jq.graph import Graph
 from jq.npu.constraints import Move, errors_of
 from jq.plan import Plan, QParams
@@ -158,11 +159,11 @@ def report_of(
         before = graph.params[name].astype(np.float64)
         power, noise = (float(np.square(a).sum()) for a in (before, plan[name].given_back(array) - before))
         sqnr[name] = decibels(power, noise) if power else None
-    rows = [
-        _row(name, final, plan, stats, sqnr[name], tuple(by_tensor.get(name, ())), depths.get(name), axes)
-        for name in plan
-    ]
-    rows = [dataclasses.replace(row, reason="changed") if row.tensor in tuned else row for row in rows]
+    rows = []
+    for name in plan:
+        row = _row(name, final, plan, stats, axes.get(name))
+        moved, reason = tuple(by_tensor.get(name, ())), "changed" if name in tuned else ""
+        rows.append(dataclasses.replace(row, sqnr=sqnr[name], moves=moved, depth=depths.get(name), reason=reason))
     return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
 
 
@@ -178,23 +179,15 @@ def worst_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     return tuple(sorted(rows, key=place))
 
 
-def _row(
-    name: str,
-    graph: Graph,
-    plan: Plan,
-    stats: Stats | None,
-    sqnr: float | None,
-    moves: tuple[str, ...],
-    depth: int | None,
-    axes: Mapping[str, int],
-) -> TensorRow:
+def _row(name: str, graph: Graph, plan: Plan, stats: Stats | None, axis: int | None) -> TensorRow:
+    """The row of a tensor's values and grid, without what was lost."""
     weight = name in plan.weights
     node = graph.producer.get(name) or next(iter(graph.consumers.get(name, ())), None)
     low, high, values, channels = None, None, None, None
     if weight and graph.params[name].size:
         array = graph.params[name]
         low, high = float(np.min(array)), float(np.max(array))
-        values, channels = distribution(array), channel_ranges(array, axes.get(name))
+        values, channels = distribution(array), channel_ranges(array, axis)
     elif stats is not None and name in stats.tensors:
         low, high = stats.range(name)
     return TensorRow(
@@ -204,9 +197,8 @@ def _row(
         **described(plan[name]),
         low=low,
         high=high,
-        sqnr=sqnr,
-        moves=moves,
-        depth=depth,
+        sqnr=None,
+        moves=(),
         values=values,
         channels=channels,
     )
@@ -268,15 +260,6 @@ def channel_ranges(array: np.ndarray, axis: int | None) -> tuple[tuple[float, fl
         return None
     rest = tuple(i for i in range(array.ndim) if i != axis)
     return tuple(zip(array.min(rest).tolist(), array.max(rest).tolist(), strict=True))
-
-
-def decibel(value: float | None) -> str:
-    """A ratio as text.
-
-    >>> decibel(41.26), decibel(float("inf")), decibel(None)
-    ('41.3 dB', 'exact', '')
-    """
-    return "" if value is None else "exact" if value == math.inf else f"{value:.1f} dB"
 
 
 def _scale(row: TensorRow) -> str:

@@ -23,17 +23,8 @@ from jq.errors import check_choice
 __all__ = ["CLASSES", "calibration_set", "evaluation_set", "models", "path"]
 
 CLASSES: tuple[str, ...] = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 """Names of the classes, in the order of the labels and of the logits."""
 
 _FOLDER = Path(__file__).parent
