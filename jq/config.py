@@ -350,7 +350,7 @@ _BASES = {
 }
 _CAST = _FLOAT.replace(bias="weight")
 _BLOCKS = ["BFP16", "MX4", "MX6", "MX9", "MXFP8E5M2", "MXFP8E4M3", "MXFP6E3M2", "MXFP6E2M3", "MXFP4E2M1", "MXINT8"]
-_CASTS: dict[str, Format] = {"FP16": FLOAT16, "BF16": BFLOAT16} | {name: BLOCKS[name.lower()] for name in _BLOCKS}
+_CASTS: Mapping[str, Format] = {"FP16": FLOAT16, "BF16": BFLOAT16} | {name: BLOCKS[name.lower()] for name in _BLOCKS}
 _CASTING = {name: _CAST.replace(activation=format, weight=format) for name, format in _CASTS.items()}
 _CASTING |= {k: c.replace(fuse_activations=False) for k, c in _CASTING.items() if isinstance(c.weight, Block)}
 _CASTING["BF16"] = _CASTING["BF16"].replace(op_types=None)

@@ -20,6 +20,7 @@ from jq.calibration.stats import Stats
 from jq.config import QuantConfig, presets, resolve
 from jq.data.sources import readable_again
 from jq.errors import ModelError
+from jq.evidence.compare import name_of
 from jq.evidence.lint import lint
 from jq.evidence.report import Report, report_of
 from jq.exchange.export import Format, check_format, export
@@ -99,7 +100,7 @@ def quantize(
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
     facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
-    title = f"{_name(model, original)} in {_preset_name(config)}"
+    title = f"{name_of(model, original.name)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config), shipped=params)
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)
 
@@ -150,10 +151,9 @@ def refuse_quantized(graph: Graph) -> None:
 
 def _metadata(model: ModelLike, graph: Graph, config: QuantConfig) -> dict[str, str]:
     """The provenance that a quantized model carries as metadata."""
-    options = json.dumps(config.to_dict(), sort_keys=True)
     return {
         "jq.version": __version__,
-        "jq.config": options,
+        "jq.config": json.dumps(config.to_dict(), sort_keys=True),
         "jq.seed": str(config.seed),
         "jq.source_sha256": _source_sha256(model, graph),
     }
@@ -189,9 +189,4 @@ def _facts(
 
 
 def _preset_name(config: QuantConfig) -> str:
-    near = next((name for name, preset in presets.items() if preset == config), None)
-    return near or "a config of its own"
-
-
-def _name(model: ModelLike, graph: Graph) -> str:
-    return Path(model).name if isinstance(model, (str, os.PathLike)) else graph.name
+    return next((name for name, preset in presets.items() if preset == config), "a config of its own")

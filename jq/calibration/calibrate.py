@@ -24,12 +24,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jq.calibration.checkpoint import Keeper
 from jq.calibration.observed import Observed, States, linear_inputs, observed_tensors, observers_of
 from jq.calibration.observers import HistogramObserver, Observer, Place, State, wide
-from jq.calibration.stats import Stats
+from jq.calibration.stats import Stats, read, write
 from jq.config import QuantConfig, resolve
 from jq.data.sources import fingerprint, open_source
 from jq.data.stream import Batch, Stream, local_mesh, narrow
@@ -74,11 +74,11 @@ def calibrate(
     wanted = own | dict(observers or {}) if like is None else like.observers
     stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or local_mesh())
     step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)
-    keeper = Keeper()
+    keeper = _Keeper()
     if checkpoint:
         identity = digest(fingerprint(source), wanted, step.observed.rows, stream.size, jax.__version__, graph)
         processes = {device.process_index for device in stream.mesh.devices.flat}
-        keeper = Keeper(Path(checkpoint), identity, shared=len(processes) > 1)
+        keeper = _Keeper(Path(checkpoint), identity, shared=len(processes) > 1)
     stats = keeper.resume()
     begun = stream.batches(skip=0 if stats is None else stats.samples)
     with progress_bar("calibrate", source.length) as progress, contextlib.closing(begun):
@@ -177,7 +177,7 @@ def _places(step: _Step, batches: Iterator[Batch]) -> tuple[dict[str, Place], It
 
 
 def _accumulate(
-    step: _Step, stats: Stats, batches: Iterable[Batch], keeper: Keeper, progress: Callable[[int], None]
+    step: _Step, stats: Stats, batches: Iterable[Batch], keeper: _Keeper, progress: Callable[[int], None]
 ) -> Stats:
     """The statistics with all batches added."""
     for batch in batches:
@@ -238,3 +238,43 @@ def _check_finite(observed: Observed, states: States, batch: Batch) -> None:
                     f"tensor {observed.owner(name, int(rows.argmax()))!r} has {kind} in samples {batch.start} to {last}: "
                     "the model overflows on them, or they are damaged"
                 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keeper:
+    """Keeps a run's statistics in a file; without a path it does nothing.
+
+    Where several processes make one run, the first decides and writes, on storage that all of them read.
+    """
+
+    path: Path | None = None
+    identity: str = ""  # of the run: a file of another one is refused
+    shared: bool = False
+
+    def resume(self) -> Stats | None:
+        """The statistics that an earlier run left, or None."""
+        exists = self.path is not None and self.path.exists()
+        if self.shared:
+            exists = bool(multihost_utils.broadcast_one_to_all(np.int32(exists)))
+        if self.path is None or not exists:
+            return None
+        stats, extra = read(self.path)
+        if extra.get("identity") != self.identity:
+            raise DataError(f"{self.path} is of another model, config or data; remove it, or choose another checkpoint")
+        return stats
+
+    def keep(self, stats: Stats) -> None:
+        """Write the statistics so far, which all processes have."""
+        if self.path is not None and self._writes:
+            write(self.path, stats, {"identity": self.identity})
+
+    def forget(self) -> None:
+        """Remove the file: the run has ended."""
+        if self.path is not None and self._writes:
+            self.path.unlink(missing_ok=True)
+        if self.shared:
+            multihost_utils.sync_global_devices("jq.calibrate has ended")
+
+    @property
+    def _writes(self) -> bool:
+        return not self.shared or jax.process_index() == 0

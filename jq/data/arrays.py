@@ -43,22 +43,29 @@ def opened(path: Path) -> Iterator[np.ndarray | Archive]:
     ...         sorted(archive.members), archive.read("b")
     (['a', 'b'], array([1., 1., 1., 1.]))
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"cannot read {path}: no regular file")  # of a pipe, reading would wait for ever
+    with readable(path):
         file = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(file, np.ndarray):
             yield file
         else:
             with file:
                 yield Archive(_members(path, file), file)
+
+
+@contextlib.contextmanager
+def readable(path: Path, kind: str = "") -> Iterator[None]:
+    """Make a DataError of what fails while a file is read."""
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"cannot read {kind}{path}: no regular file")  # of a pipe, reading would wait for ever
+        yield
     except Error:
         raise
-    except Exception as error:  # numpy, zipfile and zlib raise a dozen kinds
+    except Exception as error:  # numpy, zipfile, zlib and Pillow's plugins raise a dozen kinds
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if "pickle" in text.lower() or "object" in text.lower():
+        if any(words in text.lower() for words in ("pickle", "python objects")):
             text = "no arrays of numbers; pickled objects are refused, since to read them is to run them"
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or text}") from error
+        raise DataError(f"cannot read {kind}{path}: {getattr(error, 'strerror', None) or text}") from error
 
 
 def _members(path: Path, npz: np.lib.npyio.NpzFile) -> dict[str, Value]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from jq.data.arrays import Sample
-from jq.errors import ConfigError, DataError, Error, check_choice
+from jq.data.arrays import Sample, readable
+from jq.errors import ConfigError, DataError, check_choice
 from jq.graph import Dim, Value
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -140,7 +139,7 @@ def stored(file: Path) -> np.ndarray:  # [height, width] or [height, width, chan
     ...     stored(Path(folder, "a.png"))[0, 0]
     array([255,   0,   7], dtype=uint8)
     """
-    with _opened(file) as image:
+    with readable(file, "the image "), _pillow().open(file) as image:
         if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # whose other frames are previews
             raise DataError(f"{file} has {image.n_frames} frames; expected one image")
         _check_size(file, (image.height, image.width))
@@ -155,7 +154,7 @@ def _pixels(
     file: Path, mode: str, resize: int | tuple[int, int] | None, crop: Sequence[Dim | None]
 ) -> np.ndarray:  # uint8 [height, width, channels]
     bilinear = _pillow().Resampling.BILINEAR
-    with _opened(file) as image:
+    with readable(file, "the image "), _pillow().open(file) as image:
         if image.mode.startswith(("I", "F")):
             raise DataError(f"{file}: its pixels have more than 8 bits; give arrays instead")
         sizes = (image.height, image.width)
@@ -177,21 +176,6 @@ def _pixels(
         box = (left, top, left + width, top + height)
         shown = image.convert(mode).resize((out[1], out[0]), bilinear, box)
         return np.asarray(shown, np.uint8).reshape(*out, len(mode))
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Yield the open image; what fails inside is a DataError."""
-    pillow = _pillow()
-    try:
-        if file.exists() and not file.is_file():
-            raise DataError(f"cannot read the image {file}: no regular file")  # of a pipe, reading would wait for ever
-        with pillow.open(file) as image:
-            yield image
-    except Error:
-        raise
-    except Exception as error:  # Pillow's plugins raise many kinds
-        raise DataError(f"cannot read the image {file}: {error}") from error
 
 
 def _check_size(file: Path, sizes: Sequence[int], *made: Sequence[int]) -> None:

@@ -94,7 +94,7 @@ def compare(
         "samples": str(int(totals[step.tensors[0].name].sums["samples"])),
         "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
     }
-    title = f"{_name(quantized, 'quantized model')} against {_name(model, 'float model')}"
+    title = f"{name_of(quantized, 'quantized model')} against {name_of(model, 'float model')}"
     return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
 
 
@@ -311,8 +311,9 @@ def _note(factors: np.ndarray) -> str:
 
 
 def _described(model: ModelLike, graph: Graph) -> str:
-    return f"{_name(model, graph.name)}, {len(graph.nodes)} nodes without quantizers"
+    return f"{name_of(model, graph.name)}, {len(graph.nodes)} nodes without quantizers"
 
 
-def _name(model: ModelLike, otherwise: str) -> str:
+def name_of(model: ModelLike, otherwise: str) -> str:
+    """The file name of a model, or what it is called otherwise."""
     return Path(model).name if isinstance(model, (str, os.PathLike)) else otherwise

@@ -56,8 +56,8 @@ def inspect(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> 
 
     >>> import jq.zoo
     >>> from jq.graph.read import load
-    >>> found = inspect(load(jq.zoo.path("fashion_resnet")), {"input": (8, 1, 28, 28)})
-    >>> found.ops["Conv"], found.shapes["input"]
+    >>> resnet = inspect(load(jq.zoo.path("fashion_resnet")), {"input": (8, 1, 28, 28)})
+    >>> resnet.ops["Conv"], resnet.shapes["input"]
     (15, (8, 1, 28, 28))
     """
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
@@ -72,10 +72,8 @@ def inspect(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     else:
         try:
             macs = _count(graph, bound)
-        except UnsupportedOp as error:
-            reason = str(error)
-        except ModelError as error:
-            if not free:
+        except (UnsupportedOp, ModelError) as error:
+            if isinstance(error, ModelError) and not free:
                 raise
             reason = str(error)
     return Inspection(
@@ -124,8 +122,11 @@ def _count(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
     """Multiply-accumulates by operator."""
     nodes = [n for n in graph.nodes if multiplies(n) and n.outputs[0]]
     seen: dict[str, Shape] = {}
-    taps = {name: _recorder(seen, name) for n in nodes for name in (*filter(None, n.inputs), n.outputs[0])}
-    fn = trace(graph, taps=taps)
+
+    def recorder(name: str) -> Callable[[Any], None]:  # called while JAX traces; the tap itself keeps nothing
+        return lambda tensor: seen.update({name: tuple(tensor.shape)})
+
+    fn = trace(graph, taps={t: recorder(t) for n in nodes for t in (*filter(None, n.inputs), n.outputs[0])})
     with jax.enable_x64(fn.wide):
         inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.dtype) for v in graph.inputs}
         jax.eval_shape(lambda params, inputs: fn(params, inputs) and None, dict(graph.params), inputs)
@@ -133,8 +134,3 @@ def _count(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
     for node in nodes:
         counts[node.qualified] += macs(node, [seen.get(i, ()) for i in node.inputs], seen[node.outputs[0]]) or 0
     return dict(counts.most_common())
-
-
-def _recorder(seen: dict[str, Shape], name: str) -> Callable[[Any], None]:
-    # Called while JAX traces; the tap itself keeps nothing.
-    return lambda tensor: seen.update({name: tuple(tensor.shape)})
