@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -231,14 +232,9 @@ class QuantConfig:
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019  a config is small
     def _named(self, op_type: str, label: str) -> QuantConfig:
-        changes: dict[str, Any] = {}
-        for pattern, options in self.overrides:
-            if pattern == op_type:
-                changes |= dict(options)
-        for pattern, options in self.overrides:
-            if pattern != op_type and fnmatch.fnmatchcase(label, pattern):
-                changes |= dict(options)
-        return self._merged(tuple(changes.items()))
+        by_type = [options for pattern, options in self.overrides if pattern == op_type]
+        by_name = [o for pattern, o in self.overrides if pattern != op_type and fnmatch.fnmatchcase(label, pattern)]
+        return self._merged(tuple(itertools.chain(*by_type, *by_name)))
 
     def _merged(self, options: tuple[tuple[str, Any], ...], where: str = "") -> QuantConfig:
         try:

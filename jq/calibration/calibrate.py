@@ -90,7 +90,9 @@ def calibrate(
             step = step.observing(stats.observers)  # some may have grown
             progress(stats.samples)
         stats = _accumulate(step, stats, batches, keeper, progress)
-        outgrown = _outgrown(stats) if like is None else []  # what matters then is the merged statistics
+        # The table of such a tensor may lack the best candidate for its range; with `like` the merged one counts.
+        judged = stats.tensors if like is None and "errors" in stats.observers else ()
+        outgrown = [t for t in judged if stats.best_exponent(t) is None]
         if outgrown and not source.again:
             raise DataError(
                 f"tensor {outgrown[0]!r} left the exponents that the first {_FIRST} samples put in question, and the data "
@@ -163,10 +165,8 @@ def _places(step: _Step, batches: Iterator[Batch]) -> tuple[dict[str, Place], It
         finder, count = step, step.stream.source.first if bins else _FIRST
         kept = list(itertools.islice(batches, -(-count // step.stream.size)))
         looked, batches = kept, itertools.chain(kept, batches)
-    anywhere = {
-        n: o.place(np.zeros(step.observed.count(n)), np.ones(step.observed.count(n)))
-        for n, o in finder.observers.items()
-    }
+    counts = {n: step.observed.count(n) for n in finder.observers}
+    anywhere = {n: o.place(np.zeros(counts[n]), np.ones(counts[n])) for n, o in finder.observers.items()}
     states = {name: wide(o.init(step.observed.count(name), {})) for name, o in placed.items()}
     for batch in looked:
         batch = dataclasses.replace(batch, valid=batch.valid & (np.arange(batch.valid.size) < count - batch.start))
@@ -207,11 +207,6 @@ def _added(step: _Step, stats: Stats, batch: Batch) -> tuple[_Step, Stats]:
                 return _added(step, stats, batch)
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
     return step, dataclasses.replace(stats, states=states, samples=stats.samples + batch.count)
-
-
-def _outgrown(stats: Stats) -> list[str]:
-    """The tensors whose error table may lack the best candidate for the range that they turned out to have."""
-    return [t for t in stats.tensors if "errors" in stats.observers and stats.best_exponent(t) is None]
 
 
 def _placed(observer: Observer, state: State) -> dict[str, np.ndarray]:

@@ -140,11 +140,8 @@ class Stats:
 
         Candidates and bins must lie in the same places: calibrate the second run with `like=` the first.
         """
-        if (
-            self.config != other.config
-            or self.tensors != other.tensors
-            or self.observers.keys() != other.observers.keys()
-        ):
+        mine, theirs = ((s.config, s.tensors, s.observers.keys()) for s in (self, other))
+        if mine != theirs:
             raise DataError("statistics of different models or configs do not merge")
         for name in self.observers:
             self, other = self._grown_like(other, name), other._grown_like(self, name)
@@ -189,20 +186,19 @@ class Stats:
 
 def write(path: str | os.PathLike[str], stats: Stats, extra: Mapping[str, Any]) -> None:
     """Write statistics and JSON beside them."""
-    arrays = {f"state/{o}/{k}": v for o, state in stats.states.items() for k, v in state.items()}
-    arrays |= {f"place/{o}/{k}": v for o, place in stats.places.items() for k, v in place.items()}
+    kinds = {"state": stats.states, "place": stats.places}
+    leaves = ((f"{kind}/{o}/{k}", v) for kind, own in kinds.items() for o, part in own.items() for k, v in part.items())
+    arrays = {key: np.ascontiguousarray(value) for key, value in leaves}
     header = {
         "version": _VERSION,
         "config": stats.config.to_dict(),
         "tensors": stats.tensors,
-        "observers": {name: _described(o) for name, o in stats.observers.items()},
+        "observers": {name: {"kind": type(o).__name__, **dataclasses.asdict(o)} for name, o in stats.observers.items()},
         "feeds": stats.samples,
         "extra": extra,
     }
     # One key of metadata: their order in the file is not defined.
-    arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
-    data = safetensors.numpy.save(arrays, {"jq": json.dumps(header)})
-    files.write(path, data)
+    files.write(path, safetensors.numpy.save(arrays, {"jq": json.dumps(header)}))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
@@ -244,12 +240,6 @@ def _check(stats: Stats) -> None:
 
 def _types(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {k: f"{v.dtype}{list(v.shape)}" for k, v in sorted(arrays.items())}
-
-
-def _described(observer: Observer) -> dict[str, Any]:
-    fields = {f.name: getattr(observer, f.name) for f in dataclasses.fields(observer)}
-    fields = {k: dataclasses.asdict(v) if isinstance(v, Integer) else v for k, v in fields.items()}
-    return {"kind": type(observer).__name__, **fields}
 
 
 def _observer(described: Mapping[str, Any]) -> Observer:

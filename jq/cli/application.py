@@ -44,18 +44,12 @@ _QUIET = "Print errors, and what --json asks for, and nothing else."
 _VERBOSE = "Print what is done and how long it takes, and tracebacks of errors."
 
 
-def _be_quiet(asked: bool) -> None:
-    if asked:
-        log.setLevel(logging.ERROR)
+def _sets(level: int) -> Callable[[bool], None]:
+    return lambda asked: log.setLevel(level) if asked else None
 
 
-def _be_verbose(asked: bool) -> None:
-    if asked:
-        log.setLevel(logging.INFO)
-
-
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_be_quiet, help=_QUIET)]
-_Verbose = Annotated[bool, typer.Option("--verbose", "-v", callback=_be_verbose, help=_VERBOSE)]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_sets(logging.ERROR), help=_QUIET)]
+_Verbose = Annotated[bool, typer.Option("--verbose", "-v", callback=_sets(logging.INFO), help=_VERBOSE)]
 
 
 def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

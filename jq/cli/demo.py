@@ -57,7 +57,6 @@ def demo(
 def _demo(name: str, folder: Path) -> dict[str, float]:
     """One model quantized: its accuracy by onnxruntime, and by jq's fake-quant."""
     import jax
-    import numpy as np
     import onnxruntime
 
     images, labels = jq.zoo.evaluation_set()

@@ -19,23 +19,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def show(*parts: Any) -> None:
-    """Print lines and tables on standard output, unless --quiet is asked for."""
-    if not log.isEnabledFor(logging.WARNING):
-        return
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, emoji=False)
-    for part in parts:
-        console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
-
-
 def answer(as_json: bool, document: Any, *parts: Any) -> None:
-    """Print a command's result: one JSON document, or lines and tables for a reader."""
+    """Print a command's result: one JSON document, or lines and tables for a reader, unless --quiet is asked for."""
     if as_json:
         print(json.dumps(document, indent=2))
-    else:
-        show(*parts)
+    elif log.isEnabledFor(logging.WARNING):
+        from rich.console import Console
+
+        console = Console(markup=False, highlight=False, emoji=False)
+        for part in parts:
+            console.print(printable(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Any:

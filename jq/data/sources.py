@@ -88,10 +88,8 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
     if not inputs:
         raise DataError("the model has no inputs, so there is nothing to feed it with")
     if data is None:
-        text = (
-            f"no data given: {RANDOM_SAMPLES} random samples of seed {seed}; pass real data for ranges with a meaning"
-        )
-        warnings.warn(text, UserWarning, stacklevel=3)
+        text = f"{RANDOM_SAMPLES} random samples of seed {seed}; pass real data for ranges with a meaning"
+        warnings.warn(f"no data given: {text}", UserWarning, stacklevel=3)
         return _from_random(inputs, seed)
     if isinstance(data, images.ImageFolder):
         return _from_images(data, inputs)
@@ -269,26 +267,21 @@ def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _load(path: Path, inputs: Sequence[Value]) -> Any:
-    """The mapped array of an .npy file, or by name those of an .npz."""
+    """The mapped array of an .npy file; of an .npz the inputs by name, or the only array that fits the only input."""
     with arrays.opened(path) as content:
-        return _chosen(path, content, inputs) if isinstance(content, arrays.Archive) else content
-
-
-def _chosen(path: Path, archive: arrays.Archive, inputs: Sequence[Value]) -> Any:
-    """The arrays of an .npz that are inputs: by name, or the only one that fits a model's only input."""
-    members = archive.members
-    if all(value.name in members for value in inputs):
-        return {value.name: archive.read(value.name) for value in inputs}
-    if len(inputs) == 1:
-        inner = inputs[0].shape and inputs[0].shape[1:]
-        shapes = {name: member.shape or () for name, member in members.items()}
-        fitting = [n for n, s in shapes.items() if _fits(inner, s[1:], {}) or _fits(inner, s, {})]
-        if len(fitting) == 1:
-            return archive.read(fitting[0])
-    content, expected = ", ".join(map(str, members.values())), ", ".join(map(str, inputs))
-    raise DataError(
-        f"{path} holds {content or 'no arrays'}; the model needs {expected}: name the arrays like its inputs"
-    )
+        if not isinstance(content, arrays.Archive):
+            return content
+        members = content.members
+        if all(value.name in members for value in inputs):
+            return {value.name: content.read(value.name) for value in inputs}
+        if len(inputs) == 1:
+            inner = inputs[0].shape and inputs[0].shape[1:]
+            shapes = {name: member.shape or () for name, member in members.items()}
+            fitting = [n for n, s in shapes.items() if _fits(inner, s[1:], {}) or _fits(inner, s, {})]
+            if len(fitting) == 1:
+                return content.read(fitting[0])
+        held, expected = ", ".join(map(str, members.values())) or "no arrays", ", ".join(map(str, inputs))
+        raise DataError(f"{path} holds {held}; the model needs {expected}: name the arrays like its inputs")
 
 
 def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Sample:

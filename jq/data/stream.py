@@ -228,9 +228,7 @@ def concurrently(step: Callable[..., Any], *items: Iterable[Any]) -> Iterator[An
             yield waiting.popleft().result()
 
 
-# ---------------------------------------------------------------------------------------------
-# Devices
-# ---------------------------------------------------------------------------------------------
+# --- Devices ---
 
 
 def local_mesh(count: int | None = None) -> Mesh:
@@ -266,9 +264,7 @@ def narrow(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, jax.dtypes.canonicalize_dtype(np.asarray(array).dtype))
 
 
-# ---------------------------------------------------------------------------------------------
-# Batches
-# ---------------------------------------------------------------------------------------------
+# --- Batches ---
 
 
 def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> Generator[Batch, None, None]:

@@ -53,7 +53,7 @@ def page(report: Report) -> str:
     rows = [(f"t{i}", row) for i, row in enumerate(report.rows)]
     columns = [c for c in _COLUMNS if any(c.value(row) not in (None, "") for row in report.rows)]
     body = [
-        f"<header><h1>{text(report.title)}</h1>{_facts(report)}</header><main>",
+        f"<header><h1>{text(report.title)}</h1>{_listed(report.facts.items())}</header><main>",
         _overview(rows),
         _items("Before quantizing", [(f.severity, f"{f.severity}: {f.where}: {f.message}") for f in report.findings]),
         _items("Moved for the NPU", [("", str(move)) for move in report.moves]),
@@ -70,8 +70,8 @@ def page(report: Report) -> str:
     )
 
 
-def _facts(report: Report) -> str:
-    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in report.facts.items())}</dl>"
+def _listed(facts: Iterable[tuple[str, Any]]) -> str:
+    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in facts)}</dl>"
 
 
 def _overview(rows: list[tuple[str, TensorRow]]) -> str:
@@ -91,23 +91,16 @@ def _overview(rows: list[tuple[str, TensorRow]]) -> str:
 
 def _items(title: str, items: Iterable[tuple[str, str]]) -> str:
     rows = "".join(f'<li class="{text(kind)}">{text(words)}</li>' for kind, words in items)
-    return (
-        f"<section><details><summary><h2>{text(title)}</h2></summary><ul>{rows}</ul></details></section>"
-        if rows
-        else ""
-    )
+    section = f"<section><details><summary><h2>{text(title)}</h2></summary><ul>{rows}</ul></details></section>"
+    return section if rows else ""
 
 
 def _unmatched(model: str, names: tuple[str, ...]) -> str:
-    items = [("", name) for name in names[:_NAMES]]
-    if len(names) > _NAMES:
-        items.append(("", f"and {len(names) - _NAMES:,} more"))
-    return _items(f"Only in the {model} model: {len(names):,} tensors", items)
+    more = [f"and {len(names) - _NAMES:,} more"] if len(names) > _NAMES else []
+    return _items(f"Only in the {model} model: {len(names):,} tensors", [("", n) for n in (*names[:_NAMES], *more)])
 
 
-# ---------------------------------------------------------------------------------------------
-# The table
-# ---------------------------------------------------------------------------------------------
+# --- The table ---
 
 
 def _table(columns: list[_Column], rows: list[tuple[str, TensorRow]]) -> str:
@@ -144,12 +137,8 @@ def _cell(column: _Column, row: TensorRow) -> str:
     shown = text(f"{value:.4g}" if column.shown is None and not isinstance(value, str) else value)
     shown = shown if column.shown is None else column.shown(row)
     numeric = "" if isinstance(value, str) else " class=n"
-    return f'<td{numeric} data-v="{text(_key(value))}">{shown}</td>'
-
-
-def _key(value: Any) -> str:
-    """A value as the script sorts by it."""
-    return value if isinstance(value, str) else "Infinity" if value == math.inf else repr(value)
+    key = value if isinstance(value, str) else "Infinity" if value == math.inf else repr(value)  # as the script sorts
+    return f'<td{numeric} data-v="{text(key)}">{shown}</td>'
 
 
 def _details(row: TensorRow) -> str:
@@ -170,10 +159,9 @@ def _details(row: TensorRow) -> str:
             ("better exponent", None if row.error.better is None else f"2^{row.error.better}"),
         ]
     facts.append(("reason", f"{row.reason}: {REASONS[row.reason]}" if row.reason in REASONS else row.reason))
-    listed = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in facts if v not in (None, ""))
     pictures = (("values and grid", histogram(row)), ("range per channel", ranges(row)))
     figures = "".join(f"<figure><figcaption>{k}</figcaption>{v}</figure>" for k, v in pictures if v)
-    return f'<dl>{listed}</dl><div class="figures">{figures}</div>'
+    return f'{_listed(f for f in facts if f[1] not in (None, ""))}<div class="figures">{figures}</div>'
 
 
 def _interval(low: float | None, high: float | None) -> str | None:

@@ -246,9 +246,7 @@ def front_plot(
     return _picture(width, height, title, parts)
 
 
-# ---------------------------------------------------------------------------------------------
-# Parts
-# ---------------------------------------------------------------------------------------------
+# --- Parts ---
 
 
 def _axis(low: float, high: float, start: float = _LEFT, end: float = _WIDTH - _RIGHT) -> Place:

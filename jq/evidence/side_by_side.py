@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,9 +57,7 @@ _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLine
 _TINY = 1e-30
 
 
-# ---------------------------------------------------------------------------------------------
-# Which tensors
-# ---------------------------------------------------------------------------------------------
+# --- Which tensors ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,15 +81,16 @@ class Pair:
             )
         return cls(*one, *other)
 
-    @functools.cached_property
-    def folded(self) -> Graph:
-        """The float model with the weights that quantizers see."""
-        return simplify(self.original)
+    @property
+    def graphs(self) -> tuple[tuple[Graph, Plan], tuple[Graph, Plan]]:
+        """Each model with its plan."""
+        return (self.original, self.original_plan), (self.quantized, self.plan)
 
     @functools.cached_property
     def weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """The quantized weights that the float model has too, as both have them."""
-        ours, theirs = self.folded.params, self.quantized.params
+        # The float weights are those that quantizers see.
+        ours, theirs = simplify(self.original).params, self.quantized.params
         return {
             k: (ours[k], q.given_back(theirs[k]))
             for k, q in self.plan.weights.items()
@@ -115,9 +115,8 @@ class Pair:
 
     def allows(self, tensor: str, qparams: QParams) -> bool:
         """Whether the NPU could have the tensor quantized so, all others being as they are."""
-        return (
-            len(violations(self.quantized, self.plan.replace({tensor: qparams}), presets["XINT8"])) <= self.violations
-        )
+        plan = self.plan.replace({tensor: qparams})
+        return len(violations(self.quantized, plan, presets["XINT8"])) <= self.violations
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,9 +180,7 @@ def activations(graph: Graph) -> list[str]:
     return [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
 
 
-# ---------------------------------------------------------------------------------------------
-# One batch
-# ---------------------------------------------------------------------------------------------
+# --- One batch ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,11 +194,11 @@ class Step:
     @classmethod
     def of(cls, pair: Pair, source: Source, mesh: Mesh) -> Step:
         """The step for data like the source's."""
-        readers = [_tapped(g, p, activations(g)) for g, p in _graphs(pair)]
+        readers = [_tapped(g, p, activations(g)) for g, p in pair.graphs]
         stream = Stream.of(source, _BATCH * devices_of(mesh), *readers, mesh=mesh)
         shapes = [
             stream.shapes(functools.partial(_arrays, r, p), dict(g.params))
-            for r, (g, p) in zip(readers, _graphs(pair), strict=True)
+            for r, (g, p) in zip(readers, pair.graphs, strict=True)
         ]
         floats = {k: v for k, v in shapes[0].items() if jnp.issubdtype(v.dtype, jnp.floating) and v.size}
         # In the order of the graph, which the dict that comes back is not in.
@@ -219,7 +216,7 @@ class Step:
 
     @functools.cached_property
     def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
-        one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in _graphs(self.pair))
+        one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in self.pair.graphs)
         # What both models have is one array: XLA computes what is the same in both once, and so alike.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
         other = {k: one[k] if k in same else v for k, v in other.items()}
@@ -227,9 +224,8 @@ class Step:
 
     @functools.cached_property
     def _program(self) -> Program:
-        graphs = _graphs(self.pair)
-        ours = _tapped(*graphs[0], [t.name for t in self.tensors])
-        theirs = _tapped(*graphs[1], [t.twin for t in self.tensors])
+        names = [t.name for t in self.tensors], [t.twin for t in self.tensors]
+        ours, theirs = (_tapped(*model, own) for model, own in zip(self.pair.graphs, names, strict=True))
 
         def one(arguments: Any, sample: Sample, _: Array) -> dict[str, dict[str, Array]]:
             (one, other, plan, qparams), places = arguments
@@ -238,11 +234,6 @@ class Step:
             return {t.name: _sums(t, x[t.name], y[t.twin], qparams.get(t.name), places[t.name]) for t in self.tensors}
 
         return self.stream.each(one)
-
-
-def _graphs(pair: Pair) -> tuple[tuple[Graph, Plan], tuple[Graph, Plan]]:
-    """Each model with its plan."""
-    return (pair.original, pair.original_plan), (pair.quantized, pair.plan)
 
 
 def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
@@ -285,9 +276,7 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
             beyond = (scaled < ends[0]) | (scaled > ends[1])
             unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     # Whether there is an exponent is known of the tensor's own, not while tracing.
-    near = [
-        dataclasses.replace(qparams, scale=qparams.scale * 2.0**k) for k in tried(tensor.qparams) if qparams is not None
-    ]
+    near = [replace(qparams, scale=qparams.scale * 2.0**k) for k in tried(tensor.qparams) if qparams is not None]
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
@@ -313,9 +302,7 @@ def _identical(one: Any, other: Any) -> bool:
     return alike and np.asarray(arrays[0]).tobytes() == np.asarray(arrays[1]).tobytes()
 
 
-# ---------------------------------------------------------------------------------------------
-# All batches
-# ---------------------------------------------------------------------------------------------
+# --- All batches ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
