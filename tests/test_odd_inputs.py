@@ -1093,10 +1093,10 @@ CONFIGS = {
     "not json": ("{", "is no JSON"),
     "empty": ("", "is no JSON"),
     "binary": ("\0\x01", "is no JSON"),
-    "list": ("[1]", "holds a list; expected options by name"),
+    "list": ("[1]", "needs options by name; got a list"),
     "unknown": ('{"metod": "minmse"}', "no option 'metod'"),
     "wrong": ('{"batch": "many"}', "batch needs .*; got 'many'"),
-    "null": ("null", "holds a NoneType"),
+    "null": ("null", "needs options by name; got a NoneType"),
 }
 
 
