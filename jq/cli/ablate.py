@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from jq.cli.application import command
-from jq.cli.options import use_all_cores
+from jq.cli.options import check_output, use_all_cores
 from jq.cli.show import answer, table
-from jq.errors import ConfigError
 from jq.util import files
 
 _WRITERS = {".md": "to_markdown", ".tex": "to_latex", ".svg": "to_svg"}
@@ -46,9 +45,7 @@ def ablate(
     use_all_cores()
     output = output or experiment.with_suffix(".jsonl")
     for path in summary or []:
-        if path.suffix not in _WRITERS:
-            raise ConfigError(f"--summary needs a name that ends with {', '.join(_WRITERS)}; got {path}")
-        files.check_writable(path)
+        check_output("--summary", path, _WRITERS)
     wanted = read_experiment(experiment, only or ())
     if dry_run:
         work = work_of(wanted, output)

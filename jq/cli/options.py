@@ -60,17 +60,19 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
 
 
-def check_report(path: Path | None) -> None:
-    """Raise a ConfigError, before any work, if a report cannot be written there."""
-    if path is not None and path.suffix not in (".html", ".json"):
-        raise ConfigError(f"--report needs a name that ends with .html or .json; got {path}")
+def check_output(option: str, path: Path | None, suffixes: Iterable[str]) -> None:
+    """Raise a ConfigError, before any work, if a file with one of these endings cannot be written there."""
+    if path is not None and path.suffix not in suffixes:
+        raise ConfigError(f"{option} needs a name that ends with {' or '.join(suffixes)}; got {path}")
     files.check_writable(path)
 
 
-def write_report(report: jq.Report, path: Path | None) -> None:
-    """Write a report as HTML or JSON, by the file's suffix."""
-    if path is not None:
-        (report.to_html if path.suffix == ".html" else report.to_json)(path)
+def write_report(report: jq.Report, path: Path | None) -> list[str]:
+    """Write a report as HTML or JSON, by the file's suffix; return the line that says where, if it is wanted."""
+    if path is None:
+        return []
+    (report.to_html if path.suffix == ".html" else report.to_json)(path)
+    return [f"report: {path}"]
 
 
 def seconds(text: str) -> float:

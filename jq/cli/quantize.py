@@ -15,7 +15,7 @@ from jq.cli.options import (
     Data,
     Report,
     beginning,
-    check_report,
+    check_output,
     config_of,
     seconds,
     setting,
@@ -88,12 +88,10 @@ def quantize(
     if len(given) != 1:
         raise ConfigError(f"quantize needs one float ONNX file, as an argument or with --model_input; got {len(given)}")
     (model,) = given
-    check_report(report)
+    check_output("--report", report, (".html", ".json"))
     stem = Path(config).stem if config.endswith(SUFFIXES) else config
     output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
     keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
     result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]
-    write_report(result.report, report)
-    report_at = [f"report: {report}"] if report else []
-    lines = (*result.report.summary().splitlines(), f"written: {output}", *report_at)
+    lines = (*result.report.summary().splitlines(), f"written: {output}", *write_report(result.report, report))
     answer(as_json, result.report.to_dict(), *lines)

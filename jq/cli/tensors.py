@@ -16,13 +16,12 @@ from jq.cli.options import (
     Limit,
     Report,
     beginning,
-    check_report,
+    check_output,
     config_of,
     use_all_cores,
     write_report,
 )
 from jq.cli.show import answer, table
-from jq.errors import ConfigError
 from jq.util import files
 
 
@@ -85,12 +84,9 @@ def compare(
     Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --report report.html
     """
     use_all_cores()
-    check_report(report)
+    check_output("--report", report, (".html", ".json"))
     comparison = jq.compare(model, quantized, data, limit=limit)
-    write_report(comparison, report)
-    answer(
-        as_json, comparison.to_dict(), *comparison.summary().splitlines(), *([f"report: {report}"] if report else [])
-    )
+    answer(as_json, comparison.to_dict(), *comparison.summary().splitlines(), *write_report(comparison, report))
 
 
 @command()
@@ -117,9 +113,7 @@ def sensitivity(
     Example: jq-quant sensitivity model.onnx --data calib/ --by layer --limit 64
     """
     use_all_cores()
-    if plot is not None and plot.suffix != ".svg":
-        raise ConfigError(f"--plot needs a name that ends with .svg; got {plot}")
-    files.check_writable(plot)
+    check_output("--plot", plot, (".svg",))
     options = config_of(config)
     graph = jq.prepare(jq.load(model), options)
     graph = jq.equalize(graph, options, data) if options.cle else graph
