@@ -310,9 +310,8 @@ def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...
     for pattern, options in pairs:
         for name in options:
             if name not in LOCAL:
-                raise ConfigError(
-                    f"an override has no option {name!r}.{suggest(name, LOCAL)} It has: {', '.join(LOCAL)}"
-                )
+                near = suggest(name, LOCAL)
+                raise ConfigError(f"an override has no option {name!r}.{near} It has: {', '.join(LOCAL)}")
         overrides.append((pattern, tuple(sorted(options.items()))))
     return tuple(overrides)
 

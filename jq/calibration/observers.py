@@ -1,7 +1,7 @@
 """Statistics of a tensor that merge.
 
 An observer is a frozen value; its state is a dict of small arrays. `observe` reads one tensor of one sample,
-`merge` joins two states, in the order of the data, and `init` is what merges as nothing. So
+`merge` joins two states, in the order of the data, and `init` is the identity of `merge`. So
 
     update(state, x) = merge(state, observe(x)),
 
@@ -208,9 +208,8 @@ class ErrorTable(Observer):
 
     def place(self, low: Array, high: Array) -> dict[str, np.ndarray]:
         """Candidates for values that begin in a range, with room to grow above what MinMSE compares for it."""
-        return self.place_at(
-            np.atleast_1d(base_exponent(low, high, self.grid) + MINMSE[0] + self.candidates - len(MINMSE))
-        )
+        coarsest = base_exponent(low, high, self.grid) + MINMSE[0] + self.candidates - len(MINMSE)
+        return self.place_at(np.atleast_1d(coarsest))
 
     def place_at(self, coarsest: np.ndarray) -> dict[str, np.ndarray]:
         """Candidates from an exponent down, and the columns that follow from them."""

@@ -108,9 +108,8 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     with np.errstate(over="ignore"):
         extremes = ((np.asarray([[0], [1]], np.float32) - mean) / std).astype(np.float32 if integer else value.dtype)
     if not np.isfinite(extremes).all():
-        raise DataError(
-            f"{path}: with mean={folder.mean} and std={folder.std}, pixels become NaN or Inf in input {value}"
-        )
+        scaling = f"mean={folder.mean} and std={folder.std}"
+        raise DataError(f"{path}: with {scaling}, pixels become NaN or Inf in input {value}")
     files, size = files_of(Path(path), SUFFIXES), (value.shape[0] if isinstance(value.shape[0], int) else 0) or 1
     if not files or len(files) % size:
         raise DataError(f"{path} holds {len(files)} images; expected some, in a multiple of the batch {size}")

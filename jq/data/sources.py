@@ -236,9 +236,8 @@ def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
     files, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
     if bool(files) == bool(pictures):
         content = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
-        raise DataError(
-            f"{path} holds {content}; expected either .npy and .npz or {', '.join(sorted(images.SUFFIXES))}"
-        )
+        endings = ", ".join(sorted(images.SUFFIXES))
+        raise DataError(f"{path} holds {content}; expected either .npy and .npz or {endings}")
     if pictures:
         warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
         return _from_images(images.ImageFolder(path), inputs)

@@ -28,7 +28,6 @@ from jq.evidence.report import (
     worst_first,
 )
 from jq.evidence.side_by_side import Pair, Step, Tensor, Total, activations, added_up, outer_factors, stem_of, tried
-from jq.graph import Graph
 from jq.graph.read import ModelLike
 from jq.plan import QParams
 from jq.plan.scales import channel_axes
@@ -88,9 +87,9 @@ def compare(
     totals = added_up(step)
     rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
     rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
-    facts = {
-        "float": _described(model, pair.original),
-        "quantized": _described(quantized, pair.quantized),
+    models = {"float": (model, pair.original), "quantized": (quantized, pair.quantized)}
+    facts = {k: f"{name_of(m, g.name)}, {len(g.nodes)} nodes without quantizers" for k, (m, g) in models.items()}
+    facts |= {
         "samples": str(int(totals[step.tensors[0].name].sums["samples"])),
         "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
     }
@@ -169,21 +168,18 @@ def _decibels(signal: float, noise: float) -> float | None:
     return decibels(signal, noise) if signal or not noise else None
 
 
-def _row(
-    pair: Pair, figures: _Figures, name: str, qparams: QParams | None, activation: bool, **details: Any
-) -> TensorRow:
+def _row(pair: Pair, figures: _Figures, name: str, qparams: QParams | None, kind: str, **details: Any) -> TensorRow:
     """The row of a tensor, called `name` in the quantized model."""
     change, constrained, reason = None, False, "not finite"
     if figures.finite:
         change = figures.better()
         if change is not None and qparams is not None and name in pair.plan:
-            constrained = not pair.allows(
-                name, dataclasses.replace(qparams, scale=qparams.scale * power_of_two(change))
-            )
-        reason = _reason(figures, activation, constrained)
+            other = dataclasses.replace(qparams, scale=qparams.scale * power_of_two(change))
+            constrained = not pair.allows(name, other)
+        reason = _reason(figures, kind == "activation", constrained)
     better = None if change is None or qparams is None else int(qparams.exponent) + change
     return TensorRow(
-        kind="activation" if activation else "weight",
+        kind=kind,
         **described(qparams),
         low=figures.low if math.isfinite(figures.low) else None,
         high=figures.high if math.isfinite(figures.high) else None,
@@ -235,7 +231,7 @@ def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
         figures,
         tensor.twin,
         tensor.qparams,
-        True,
+        "activation",
         tensor=tensor.name,
         node=node.label if node else "",
         depth=tensor.depth,
@@ -258,7 +254,7 @@ def _weight_rows(pair: Pair, tensors: Mapping[str, Tensor], totals: Mapping[str,
             _figures_of_weight(x, back, qparams, factors),
             name,
             qparams,
-            False,
+            "weight",
             tensor=name,
             node=node.label,
             depth=None if made is None else made.depth,
@@ -306,10 +302,6 @@ def _note(factors: np.ndarray) -> str:
     if (factors == 1).all():
         return ""
     return f"equalized: compared after channels scaled by {factors.min():.3g} to {factors.max():.3g} are scaled back"
-
-
-def _described(model: ModelLike, graph: Graph) -> str:
-    return f"{name_of(model, graph.name)}, {len(graph.nodes)} nodes without quantizers"
 
 
 def name_of(model: ModelLike, otherwise: str) -> str:

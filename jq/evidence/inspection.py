@@ -96,9 +96,8 @@ def _bind(inputs: Sequence[Value], given: Mapping[str, Shape]) -> tuple[dict[str
     symbols: dict[str, int] = {}
     for name, shape in given.items():
         if name not in declared:
-            raise ConfigError(
-                f"the model has no input {name!r}.{suggest(name, declared)} It has: {', '.join(declared)}"
-            )
+            near = suggest(name, declared)
+            raise ConfigError(f"the model has no input {name!r}.{near} It has: {', '.join(declared)}")
         wanted = declared[name].shape or (None,) * len(shape)
         symbols |= {w: s for w, s in zip(wanted, shape, strict=False) if isinstance(w, str) and w not in symbols}
         bound = tuple(

@@ -89,9 +89,7 @@ class Report:
     def summary(self, count: int = 10) -> str:
         """The facts, what constraints moved, and the worst tensors, as lines of text."""
         lines = [self.title, *(f"  {k}: {v}" for k, v in self.facts.items())]
-        lines += [
-            f"  only in the {model} model: {len(names)} tensors" for model, names in self.unmatched.items() if names
-        ]
+        lines += [f"  only in the {model} model: {len(n)} tensors" for model, n in self.unmatched.items() if n]
         if self.moves:
             lines += ["moved for the NPU:", *(f"  {m}" for m in self.moves[:count])]
         if len(self.moves) > count:
@@ -227,10 +225,8 @@ def ends_of(qparams: QParams) -> tuple[float, float] | None:
     """
     if not isinstance(qparams.grid, Integer) or qparams.dynamic or np.ndim(qparams.scale):
         return None
-    low, high = (
-        (end - int(qparams.zero_point)) * float(qparams.scale) for end in (qparams.grid.qmin, qparams.grid.qmax)
-    )
-    return low, high
+    scale, zero = float(qparams.scale), int(qparams.zero_point)
+    return (qparams.grid.qmin - zero) * scale, (qparams.grid.qmax - zero) * scale
 
 
 def distribution(array: np.ndarray) -> Distribution | None:
