@@ -219,10 +219,6 @@ def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: 
     """A quotient rounded: `above` has the sign of what is left of it less a half, if it has a fraction at all."""
     if mode == "floor":
         return quotient + zero
-    tie = {
-        "half_up": jnp.ones((), bool),
-        "half_even": (quotient + zero) & 1 == 1,
-        "half_away": v > 0,
-    }[mode]
+    tie = {"half_up": jnp.ones((), bool), "half_even": (quotient + zero) & 1 == 1, "half_away": v > 0}[mode]
     rises = fraction & ((above > 0) | ((above == 0) & tie))
     return quotient + rises.astype(jnp.int32) + zero

@@ -19,18 +19,9 @@ from jq.errors import ConfigError, DataError
 from jq.evaluation.detection import Boxes, mean_average_precision
 
 __all__ = [
-    "Boxes",
-    "cosine",
-    "hits",
-    "l2",
-    "mean_average_precision",
-    "psnr",
-    "sign_test",
-    "sqnr",
-    "ssim",
-    "standard_error",
+    "Boxes", "cosine", "hits", "l2", "mean_average_precision", "psnr", "sign_test", "sqnr", "ssim", "standard_error",
     "topk",
-]
+]  # fmt: skip
 
 _BLOCK = 1 << 20  # elements converted to float64 at once
 _Parts: TypeAlias = Callable[[], Iterator[np.ndarray]]  # float64 blocks, from the beginning at each call

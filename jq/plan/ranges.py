@@ -32,6 +32,7 @@ from jq.errors import ConfigError, ModelError, check_choice
 
 Number = float | np.floating
 Range = tuple[np.floating, np.floating]
+Arrays = tuple[np.ndarray, np.ndarray]  # scales and zero points, or both ends of ranges
 
 # Quark's candidates for weights.
 WEIGHT_PERCENTS = (99.9, 99.99, 99.999, 99.9999)
@@ -41,9 +42,7 @@ _ENTROPY_BLOCK = 1 << 20  # elements: all candidates of 8192 bins have 17 millio
 _WEIGHT_BLOCK = 1 << 15  # elements: a block and its temporaries stay in the second-level cache
 
 
-def scale_zero_point(
-    low: ArrayLike, high: ArrayLike, grid: Integer, *, symmetric: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def scale_zero_point(low: ArrayLike, high: ArrayLike, grid: Integer, *, symmetric: bool) -> Arrays:
     """Return scale (float32) and zero point (the grid's type) of ranges, elementwise.
 
     The range is widened to hold 0, and if symmetric to [-a, a] with a = max(|low|, |high|). Then
@@ -181,7 +180,7 @@ def weight_range(
     symmetric: bool,
     percents: Sequence[float] = WEIGHT_PERCENTS,
     steps: int = 128,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Arrays:
     """Return the range of a weight, or of each of its channels along `axis`.
 
     "minmax" is exact. "percentile" is the pair (100 - p, p) with the least squared fake-quant error among
@@ -223,7 +222,7 @@ def _within(low: np.floating, high: np.floating, minimum: Number, maximum: Numbe
     return np.maximum(low, minimum), np.minimum(high, maximum)
 
 
-def _shrunk(minimum: np.ndarray, maximum: np.ndarray, steps: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
+def _shrunk(minimum: np.ndarray, maximum: np.ndarray, steps: int, symmetric: bool) -> Arrays:
     """Return the candidates of `mse`, [steps, *shape], the widest first."""
     if steps < 1:
         raise ConfigError(f"steps must be positive, not {steps}")
@@ -253,7 +252,7 @@ def _histogram_error(
     return scale.astype(np.float64) ** power * (np.abs(residual) ** power @ histogram.counts[seen].astype(np.float64))
 
 
-def _percentiles(rows: np.ndarray, percents: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _percentiles(rows: np.ndarray, percents: Sequence[float]) -> Arrays:
     """Return the values below which 100 - p and p percent of each row lie, [percents, channels]."""
     _check_percents(percents)
     shares = [[100 - p for p in percents], percents]
@@ -262,9 +261,7 @@ def _percentiles(rows: np.ndarray, percents: Sequence[float]) -> tuple[np.ndarra
     return low, high
 
 
-def _least_squares(
-    rows: np.ndarray, low: np.ndarray, high: np.ndarray, grid: Integer, symmetric: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _least_squares(rows: np.ndarray, low: np.ndarray, high: np.ndarray, grid: Integer, symmetric: bool) -> Arrays:
     """Return the range of least squared error of each row among its [candidates, channels]; ties go to the first."""
     scale, zero_point = scale_zero_point(low, high, grid, symmetric=symmetric)
     squares = np.zeros(scale.shape)

@@ -102,9 +102,8 @@ def check_writable(output: str | os.PathLike[str] | None, model: Any = None) -> 
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError, TypeError) as error:  # too long a name, a null byte in it, no name at all
-        raise ConfigError(
-            f"the output {output!r} cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        cause = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the output {output!r} cannot be written: {cause}") from error
     if isinstance(model, (str, os.PathLike)) and path.is_file() and Path(model).exists() and path.samefile(model):
         raise ConfigError(f"the output {path} is the float model itself; give another name")
     if path.is_dir():

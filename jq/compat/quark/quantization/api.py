@@ -59,15 +59,9 @@ class ModelQuantizer:
         files.check_writable(model_output, model_input)
         if translation.config.calibrates or translation.config.cle or translation.config.finetune:
             data = translation.inputs.sampled(data, translation.config.seed)
-        result = quantize(
-            model_input if translation.graph is None else translation.graph,
-            data,
-            translation.config,
-            output=model_output,
-            format=translation.format,
-            opset=translation.opset,
-            spill=translation.spill,
-        )
+        model = model_input if translation.graph is None else translation.graph
+        written = {"format": translation.format, "opset": translation.opset, "spill": translation.spill}
+        result = quantize(model, data, translation.config, output=model_output, **written)
         if translation.summary:
             print(result.report.summary())
         return result.model
