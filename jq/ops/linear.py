@@ -69,7 +69,7 @@ def linear_layer(graph: Graph, node: Node) -> LinearLayer | None:
     entry = lookup(node, graph.opset(node.domain))
     if entry is None or entry.linear is None:
         return None
-    names = entry.operands(node, frozenset({entry.linear.weight}))
+    names = entry.operands(node, (entry.linear.weight,))
     if not names or names[0] not in graph.params:
         return None
     rank, product = graph.params[names[0]].ndim, entry.linear.product
@@ -94,7 +94,7 @@ def has_product(graph: Graph, node: Node) -> bool:
 def bias_of(graph: Graph, node: Node) -> str | None:
     """The constant that a node adds in its accumulator, if no other node reads it."""
     entry = lookup(node, graph.opset(node.domain))
-    names = [] if entry is None or entry.quant.bias is None else entry.operands(node, frozenset({entry.quant.bias}))
+    names = [] if entry is None or entry.quant.bias is None else entry.operands(node, (entry.quant.bias,))
     return names[0] if names and names[0] in graph.params and graph.sole_reader(names[0]) is not None else None
 
 

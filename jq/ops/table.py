@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -109,29 +109,64 @@ class Quant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Op:
-    """One entry of the table: an operator from one opset version on."""
+class Declaration:
+    """An operator from one opset version on; called with a rule on floats, it puts the rule into the table.
+
+    Names are checked against ONNX's own schema.
+    """
 
     name: str
-    domain: str
-    since: int
+    _: dataclasses.KW_ONLY
+    since: int = 1
+    domain: str = ""
+    static: Sequence[str] = ()  # input parameters whose values must be known while tracing
+    settled: Sequence[str] = ()  # known while tracing where they are constants, as XLA makes less of unknown bounds
+    steering: Sequence[str] = ()  # input parameters that decide control flow: known while tracing where they can be
+    weight: str | None = None  # the input parameter that is a convolution's weight, in whatever order it lies
+    shape_only: bool = False  # the rule reads its operand's shape, never its values
+    host: bool = False  # the rule is right on numpy arrays too, and then stays in numpy: for shape computations
+    layout: Layout = "plain"  # what the rule does with channels-last operands: see `layout.py`
+    cuts: bool = False  # the output is the first input cut to an interval: what lies outside needs no codes
+    bounds: tuple[float, float] | None = None  # of what the operator can give, in place of what was observed
+    linear: Linear | None = None  # the weight of a linear operator
+    quant: Quant = Quant()  # a scale for each input and output
+    moves: Moves = None  # the outputs are elements of the first input, so that the rule serves its integers too
+
+    def __call__(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """The rule itself, registered."""
+        signature = _signature(rule)
+        named = [*self.static, *self.settled, *self.steering, *([self.weight] if self.weight else [])]
+        _check_names(self.name, self.domain, self.since, signature, named)
+        declared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Declaration)}
+        versions = _TABLE.setdefault((self.domain, self.name), [])
+        if any(v.since == self.since for v in versions):
+            raise ValueError(f"op {self.name} since {self.since} is registered twice")
+        versions.append(Op(**declared, rule=rule, **signature))
+        versions.sort(key=lambda v: v.since)
+        return rule
+
+
+op = Declaration
+
+
+class Signature(TypedDict):
+    """The parameters of a rule."""
+
+    inputs: tuple[str, ...]
+    variadic: str | None  # the one that takes all other inputs
+    attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
+    takes_context: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Op(Declaration):
+    """One entry of the table: a declared operator with its rules."""
+
     rule: Callable[..., Any]
-    static: frozenset[str]  # input parameters whose values must be known while tracing
-    settled: frozenset[str]  # input parameters known while tracing where they are constants of the graph
-    steering: frozenset[str]  # input parameters that decide which way control flows
-    weight: str | None  # the input parameter that is a convolution's weight, in whatever order it lies
-    shape_only: bool  # the rule reads its operand's shape, never its values
-    host: bool  # the rule is right on numpy arrays too, and then stays in numpy
-    layout: Layout  # what the rule does with channels-last operands: see `layout.py`
-    cuts: bool  # the output is the first input cut to an interval
-    bounds: tuple[float, float] | None  # of what the operator can give, whatever it reads
-    linear: Linear | None  # the weight of a linear operator
-    quant: Quant
-    moves: Moves  # the outputs are elements of the first input, so that the rule serves its integers too
-    integer: Op | None  # the rule on integers with an exact scale
+    integer: Op | None = None  # the rule on integers with an exact scale
     inputs: tuple[str, ...]
     variadic: str | None
-    attributes: Mapping[str, Any]  # keyword-only parameters and their Python defaults
+    attributes: Mapping[str, Any]
     takes_context: bool
 
     def static_positions(self, count: int) -> list[int]:
@@ -140,7 +175,7 @@ class Op:
             return list(range(count))
         return [i for i, name in enumerate(self.inputs[:count]) if name in self.static]
 
-    def operands(self, node: Node, parameters: frozenset[str]) -> list[str]:
+    def operands(self, node: Node, parameters: Collection[str]) -> list[str]:
         """The tensors that a node gives to these input parameters."""
         return [t for name, t in zip(self.inputs, node.inputs, strict=False) if name in parameters and t]
 
@@ -162,78 +197,8 @@ class Op:
         return arguments, keywords
 
 
-_DEFAULT_QUANT = Quant()  # a scale for each input and output
 _NEWEST_OPSET = 28  # that the table knows
 _TABLE: dict[tuple[str, str], list[Op]] = {}
-
-
-def op(
-    name: str,
-    *,
-    since: int = 1,
-    domain: str = "",
-    static: Sequence[str] = (),
-    settled: Sequence[str] = (),
-    steering: Sequence[str] = (),
-    weight: str | None = None,
-    shape_only: bool = False,
-    host: bool = False,
-    layout: Layout = "plain",
-    cuts: bool = False,
-    bounds: tuple[float, float] | None = None,
-    linear: Linear | None = None,
-    quant: Quant = _DEFAULT_QUANT,
-    moves: Moves = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the rule of an operator from opset `since` on.
-
-    `static` names inputs that must be known while tracing; `settled` ones are where the graph holds them
-    as arrays, because XLA makes less of what it does not know (the bounds of a Clip); `steering` ones
-    decide control flow and are where they can be; `weight` is the one of a convolution. A `shape_only`
-    rule reads no values. A `host` rule computes on numpy arrays as it does on jax arrays, so it may serve
-    shape computations. `layout` is "plain" for the order that ONNX defines, "same" for elementwise rules,
-    "last" for rules that take and return channels last, or the names of the arguments that hold axes.
-    `cuts` and `bounds` are for calibration: where an operator alone reads its input and cuts it, only what it
-    gives need be represented; `bounds` replace what was observed of its output. `linear` describes the weight
-    of a linear operator, and `quant` where quantizers go, if not at each of its inputs and outputs. A rule that
-    `moves` elements, whatever they are, computes on integers as it does on floats. Names are checked against ONNX's own schema.
-    """
-
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        inputs, variadic, keywords, takes_context = _signature(rule)
-        named = [*static, *settled, *steering, *([weight] if weight else [])]
-        _check_names(name, domain, since, {*inputs, variadic}, keywords, named)
-        entry = Op(
-            name=name,
-            domain=domain,
-            since=since,
-            rule=rule,
-            static=frozenset(static),
-            settled=frozenset(settled),
-            steering=frozenset(steering),
-            weight=weight,
-            shape_only=shape_only,
-            host=host,
-            layout=layout,
-            cuts=cuts,
-            bounds=bounds,
-            linear=linear,
-            quant=quant,
-            moves=moves,
-            integer=None,
-            inputs=inputs,
-            variadic=variadic,
-            attributes=keywords,
-            takes_context=takes_context,
-        )
-        versions = _TABLE.setdefault((domain, name), [])
-        if any(v.since == since for v in versions):
-            raise ValueError(f"op {name} since {since} is registered twice")
-        versions.append(entry)
-        versions.sort(key=lambda v: v.since)
-        return rule
-
-    return register
 
 
 def integer(
@@ -252,53 +217,39 @@ def integer(
     """
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        inputs, variadic, keywords, takes_context = _signature(rule)
+        signature = _signature(rule)
         for name in names:
-            _check_names(name, domain, since, {*inputs, variadic}, keywords, [*static, *settled])
+            _check_names(name, domain, since, signature, [*static, *settled])
             versions = _TABLE[domain, name]
             for index, entry in enumerate(versions):
-                if entry.since < since:
-                    continue
-                own = dataclasses.replace(
-                    entry,
-                    rule=rule,
-                    static=frozenset(static),
-                    settled=frozenset(settled),
-                    layout=entry.layout if layout is None else layout,
-                    inputs=inputs,
-                    variadic=variadic,
-                    attributes=keywords,
-                    takes_context=takes_context,
-                )
-                versions[index] = dataclasses.replace(entry, integer=own)
+                if entry.since >= since:
+                    own = dataclasses.replace(entry, rule=rule, static=static, settled=settled, **signature)
+                    own = own if layout is None else dataclasses.replace(own, layout=layout)
+                    versions[index] = dataclasses.replace(entry, integer=own)
         return rule
 
     return register
 
 
-def _signature(rule: Callable[..., Any]) -> tuple[tuple[str, ...], str | None, dict[str, Any], bool]:
-    """The inputs of a rule, the one that takes all others, its attributes with their defaults, and whether it takes
-    the context.
-    """
+def _signature(rule: Callable[..., Any]) -> Signature:
     parameters = inspect.signature(rule).parameters.values()
-    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     keywords = {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    takes_context = "ctx" in keywords
-    keywords.pop("ctx", None)
-    return inputs, variadic, keywords, takes_context
+    return {
+        "inputs": tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        "variadic": next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None),
+        "takes_context": "ctx" in keywords,
+        "attributes": {name: default for name, default in keywords.items() if name != "ctx"},
+    }
 
 
-def _check_names(
-    name: str, domain: str, since: int, inputs: set[str | None], keywords: Mapping[str, Any], static: Sequence[str]
-) -> None:
-    if unknown := set(static) - inputs:
+def _check_names(name: str, domain: str, since: int, signature: Signature, static: Sequence[str]) -> None:
+    if unknown := set(static) - {*signature["inputs"], signature["variadic"]}:
         raise ValueError(f"op {name}: {unknown} are no inputs of the rule")
     versions = schema_versions(name, domain)
     if not versions or onnx.defs.onnx_opset_version() < _NEWEST_OPSET:
         return  # a custom domain has no schema to check against, an older onnx not all of the attributes
     known = {a for v in versions if v.since_version >= min(since, versions[-1].since_version) for a in v.attributes}
-    if unknown := keywords.keys() - known:
+    if unknown := signature["attributes"].keys() - known:
         raise ValueError(
             f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}"
         )
@@ -347,6 +298,4 @@ def namespace(*arrays: Array) -> Any:
 
 def astype(x: Array, dtype: Any) -> Array:
     """`x` as another type; 64-bit types narrow where JAX's 64-bit mode is off, as everywhere in JAX."""
-    return (
-        x.astype(dtype) if isinstance(x, (np.ndarray, np.generic)) else x.astype(jax.dtypes.canonicalize_dtype(dtype))
-    )
+    return x.astype(dtype if isinstance(x, (np.ndarray, np.generic)) else jax.dtypes.canonicalize_dtype(dtype))

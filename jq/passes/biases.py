@@ -18,7 +18,7 @@ def own_biases(graph: Graph) -> Graph:
         entry = lookup(node, graph.opset(node.domain))
         if entry is None or entry.quant.bias is None:
             continue
-        for name in entry.operands(node, frozenset({entry.quant.bias})):
+        for name in entry.operands(node, (entry.quant.bias,)):
             if name not in graph.params or graph.sole_reader(name) or name not in used:
                 used.add(name)
                 continue

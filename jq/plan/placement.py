@@ -108,6 +108,6 @@ def _operands(graph: Graph, node: Node) -> Iterator[tuple[str, str]]:
     for index, name in enumerate(node.inputs):
         named = entry is not None and entry.variadic is None and index < len(entry.inputs)
         parameter = entry.inputs[index] if named and entry is not None else ""
-        known = entry is not None and parameter in entry.static | entry.settled
+        known = entry is not None and parameter in (*entry.static, *entry.settled)
         if name and not known and rule is not None and (rule.inputs is None or parameter in rule.inputs):
             yield parameter, name

@@ -24,7 +24,7 @@ def read_order(graph: Graph, node: Node, tensor: str, rank: int) -> tuple[int, .
     if entry is None:
         return None
     parameter = entry.weight if entry.linear is None else entry.linear.weight
-    if parameter is None or entry.operands(node, frozenset({parameter})) != [tensor]:
+    if parameter is None or entry.operands(node, (parameter,)) != [tensor]:
         return None
     if parameter == entry.weight:
         return weight_order(rank)

@@ -208,7 +208,7 @@ class Reading:
         static, operands = set(rule.static_positions(len(values))), list[Any]()
         for index, (name, value) in enumerate(zip(node.inputs, values, strict=True)):
             known = self.graph.arrays.get(name)
-            settled = not rule.settled.isdisjoint(rule.inputs[index : index + 1])
+            settled = not set(rule.settled).isdisjoint(rule.inputs[index : index + 1])
             # A weight's channels lie where ONNX has them, which only products know.
             weight = isinstance(value, Fixed) and value.axis is not None and value.host is not None
             integers = isinstance(value, Fixed) and not value.coded
