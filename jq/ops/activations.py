@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -50,13 +50,10 @@ def _sloped(x: Fixed, slope: Scale, fixed: Fraction | None, shift: int | None) -
     """A slope of negative values waits for the rounding; a chip has a fixed one, or one of `shift` bits."""
     if x.waits or np.any(slope < 0) or (x.fraction is not None and isinstance(slope, np.ndarray)):
         return NotImplemented
-    if fixed is not None:
-        held: Scale = fixed
-    elif shift is not None:
+    held: Scale = slope if fixed is None else fixed
+    if fixed is None and shift is not None:
         held = np.vectorize(lambda s: Fraction(round(s * 2**shift), 2**shift), otypes=[object])(slope)
         held = held.item() if held.ndim == 0 else held
-    else:
-        held = slope
     causes = x.causes | ({"constant"} if np.any(held != slope) else set())
     return x.replace(slope=held, causes=causes)
 
@@ -103,9 +100,16 @@ def selu(x: Array, *, alpha: float, gamma: float) -> Array:
     return gamma * jax.nn.elu(x, alpha)
 
 
-@op("Sigmoid", layout="same")
-def sigmoid(x: Array) -> Array:
-    return jax.nn.sigmoid(x)
+def _plain(name: str, function: Callable[[Array], Array]) -> None:
+    @op(name, layout="same")
+    def rule(x: Array) -> Array:
+        return function(x)
+
+
+_plain("Sigmoid", jax.nn.sigmoid)
+_plain("Softplus", jax.nn.softplus)
+_plain("Softsign", jax.nn.soft_sign)
+_plain("Mish", jax.nn.mish)
 
 
 @op("HardSigmoid", layout="same", quant=Quant(when=lambda attrs, operands: is_hard_sigmoid(attrs)))
@@ -142,26 +146,10 @@ def integer_hard_swish(x: Fixed, *, ctx: IntegerContext) -> Fixed:
     gate = _chips_hard_sigmoid(x, *ctx.target.hard_sigmoid)
     if gate is NotImplemented:
         return NotImplemented
-    rounded_gate = quantize(gate, Grid(Fraction(1, 128), 0, INT8), ctx.target)
-    if rounded_gate is None:
+    if (rounded_gate := quantize(gate, Grid(Fraction(1, 128), 0, INT8), ctx.target)) is None:
         return NotImplemented
     product = integer_multiply(x, rounded_gate.replace(coded=False), ctx=ctx)
     return product if product is NotImplemented else product.replace(causes=frozenset({"constant"}))
-
-
-@op("Softplus", layout="same")
-def softplus(x: Array) -> Array:
-    return jax.nn.softplus(x)
-
-
-@op("Softsign", layout="same")
-def softsign(x: Array) -> Array:
-    return jax.nn.soft_sign(x)
-
-
-@op("Mish", layout="same")
-def mish(x: Array) -> Array:
-    return jax.nn.mish(x)
 
 
 @op("Swish", layout="same")

@@ -168,29 +168,20 @@ def scan(
     initial, inputs = initial_state_and_scan_inputs[:states], initial_state_and_scan_inputs[states:]
     outputs = len(body.outputs) - states
     axes, backward = scan_input_axes or (0,) * num_scan_inputs, scan_input_directions or (0,) * num_scan_inputs
-    inputs = tuple(
-        _flipped(jnp.moveaxis(x, axis, 0), back) for x, axis, back in zip(inputs, axes, backward, strict=True)
-    )
-    final, rows = _scan(initial, inputs, body, ctx)
+    rows = [_flipped(jnp.moveaxis(x, axis, 0), back) for x, axis, back in zip(inputs, axes, backward, strict=True)]
+
+    def step(before: tuple[Array, ...], row: list[Array]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        values = tuple(map(_array, ctx.run(body, [*before, *row])))
+        return values[:states], values[states:]
+
+    final, results = lax.scan(step, tuple(initial), rows)
     axes, backward = scan_output_axes or (0,) * outputs, scan_output_directions or (0,) * outputs
-    return (
-        *final,
-        *(jnp.moveaxis(_flipped(y, back), 0, axis) for y, axis, back in zip(rows, axes, backward, strict=True)),
-    )
+    turned = (jnp.moveaxis(_flipped(y, back), 0, a) for y, a, back in zip(results, axes, backward, strict=True))
+    return *final, *turned
 
 
 def _flipped(x: Array, backward: int) -> Array:
     return jnp.flip(x, 0) if backward else x
-
-
-def _scan(
-    initial: Sequence[Array], inputs: Sequence[Array], body: Graph, ctx: Context
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    def step(before: tuple[Array, ...], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        values = tuple(map(_array, ctx.run(body, [*before, *row])))
-        return values[: len(before)], values[len(before) :]
-
-    return lax.scan(step, tuple(initial), tuple(inputs))
 
 
 @op("Scan", since=8)

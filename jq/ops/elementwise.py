@@ -61,10 +61,8 @@ def erf(x: Array) -> Array:
 
 @op("IsInf", host=True, layout="same")
 def is_inf(x: Array, *, detect_negative: int, detect_positive: int) -> Array:
-    infinite = namespace(x).isinf(x)
-    if detect_negative and detect_positive:
-        return infinite
-    return infinite & ((x > 0) if detect_positive else (x < 0)) & bool(detect_positive or detect_negative)
+    xp = namespace(x)
+    return xp.isinf(x) & (((x > 0) & bool(detect_positive)) | ((x < 0) & bool(detect_negative)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -157,24 +155,19 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@op("Min", host=True, layout="same")
-def minimum(*data_0: Array) -> Array:
-    return functools.reduce(namespace(*data_0).minimum, data_0)
+def _folded(name: str, function: str) -> None:
+    @op(name, host=True, layout="same")
+    def rule(*data_0: Array) -> Array:
+        return functools.reduce(getattr(namespace(*data_0), function), data_0)
 
 
-@op("Max", host=True, layout="same")
-def maximum(*data_0: Array) -> Array:
-    return functools.reduce(namespace(*data_0).maximum, data_0)
-
-
-@op("Sum", host=True, layout="same")
-def add_all(*data_0: Array) -> Array:
-    return functools.reduce(namespace(*data_0).add, data_0)
+for _name, _function in {"Min": "minimum", "Max": "maximum", "Sum": "add"}.items():
+    _folded(_name, _function)
 
 
 @op("Mean", host=True, layout="same")
 def mean(*data_0: Array) -> Array:
-    return add_all(*data_0) / len(data_0)
+    return functools.reduce(namespace(*data_0).add, data_0) / len(data_0)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -182,25 +175,17 @@ def mean(*data_0: Array) -> Array:
 # ---------------------------------------------------------------------------------------------
 
 
-@integer("Add", since=7)
-@integer("Sum")
-def integer_add(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
-    return aligned(data_0, functools.partial(functools.reduce, operator.add), ctx.target)
+def _integer_folded(name: str, combine: Callable[[Array, Array], Array]) -> None:
+    @integer(name, since=7 if name in _BINARY else 1)
+    def rule(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
+        return aligned(data_0, functools.partial(functools.reduce, combine), ctx.target)
 
 
-@integer("Sub", since=7)
-def integer_subtract(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
-    return aligned((a, b), lambda parts: parts[0] - parts[1], ctx.target)
-
-
-@integer("Max")
-def integer_maximum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
-    return aligned(data_0, functools.partial(functools.reduce, jnp.maximum), ctx.target)
-
-
-@integer("Min")
-def integer_minimum(*data_0: Fixed, ctx: IntegerContext) -> Fixed:
-    return aligned(data_0, functools.partial(functools.reduce, jnp.minimum), ctx.target)
+_INTEGER_FOLDS: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": operator.add, "Sub": operator.sub, "Sum": operator.add, "Max": jnp.maximum, "Min": jnp.minimum,
+}  # fmt: skip
+for _name, _combine in _INTEGER_FOLDS.items():
+    _integer_folded(_name, _combine)
 
 
 @integer("Mul", since=7, settled=("a", "b"))
@@ -216,9 +201,7 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     x, number = (a, b) if isinstance(a, Fixed) else (b, a)
     if not isinstance(number, np.ndarray) or number.size != 1 or number.ndim > x.array.ndim:
         return NotImplemented
-    if x.waits or x.fraction is not None:
-        return NotImplemented
-    if number.dtype != np.float32 or not np.isfinite(number).all():
+    if x.waits or x.fraction is not None or number.dtype != np.float32 or not np.isfinite(number).all():
         return NotImplemented
     factor = exact(number.reshape(()))
     # Float32, where that is what is modelled, would round the product.
@@ -228,18 +211,16 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     return x.holding(array, scale=x.scale * abs(factor), grid=None, zero=0)
 
 
-@integer("Neg")
-def integer_negative(x: Fixed) -> Fixed:
-    if x.fraction is not None or x.waits:
-        return NotImplemented
-    return x.holding(-x.integers(), zero=0, grid=None)
+def _integer_sign(name: str, change: Callable[[Array], Array]) -> None:
+    @integer(name)
+    def rule(x: Fixed) -> Fixed:
+        if x.fraction is not None or x.waits:
+            return NotImplemented
+        return x.holding(change(x.integers()), zero=0, grid=None)
 
 
-@integer("Abs")
-def integer_magnitude(x: Fixed) -> Fixed:
-    if x.fraction is not None or x.waits:
-        return NotImplemented
-    return x.holding(jnp.abs(x.integers()), zero=0, grid=None)
+_integer_sign("Neg", operator.neg)
+_integer_sign("Abs", jnp.abs)
 
 
 @op("Einsum")

@@ -26,6 +26,11 @@ def _stash(x: Array, stash_type: int = 1) -> Any:
     return jnp.promote_types(x.dtype, helper.tensor_dtype_to_np_dtype(stash_type))
 
 
+def _trailing(x: Array, axis: int) -> tuple[int, ...]:
+    """The axes from `axis` on."""
+    return tuple(range(axis % x.ndim, x.ndim))
+
+
 def _standardized(x: Array, axes: int | Sequence[int], epsilon: float) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon), with the mean and the factor."""
     mean = jnp.mean(x, axis=axes, keepdims=True)
@@ -110,31 +115,22 @@ def group_normalization_by_group(x: Array, scale: Array, bias: Array, *, epsilon
 def layer_normalization(
     x: Array, scale: Array, b: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array, Array]:
-    axes = tuple(range(axis % x.ndim, x.ndim))
-    y, mean, inverse = _standardized(x.astype(_stash(x, stash_type)), axes, epsilon)
+    y, mean, inverse = _standardized(x.astype(_stash(x, stash_type)), _trailing(x, axis), epsilon)
     y = y.astype(x.dtype) * scale
     stash = helper.tensor_dtype_to_np_dtype(stash_type)
     return y if b is None else y + b, mean.astype(stash), inverse.astype(stash)
 
 
-def _rms(x: Array, scale: Array, axis: int, epsilon: float, stash_type: int) -> tuple[Array, Array]:
-    wide = x.astype(_stash(x, stash_type))
-    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True) + epsilon)
-    return (wide * inverse).astype(x.dtype) * scale, inverse
-
-
 @op("RMSNormalization")
-def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Array:
-    return _rms(x, scale, axis, epsilon, stash_type)[0]
-
-
 @op("SimplifiedLayerNormalization")
 @op("SimplifiedLayerNormalization", domain="com.microsoft")
-def simplified_layer_normalization(
+def rms_normalization(
     x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array]:
-    """onnxruntime's name of RMSNormalization, which it puts into ONNX's own domain too."""
-    return _rms(x, scale, axis, epsilon, stash_type)
+    """RMSNormalization, by onnxruntime's name too, under which it has the factor as a second output."""
+    wide = x.astype(_stash(x, stash_type))
+    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=_trailing(x, axis), keepdims=True) + epsilon)
+    return (wide * inverse).astype(x.dtype) * scale, inverse
 
 
 @op("SkipLayerNormalization", domain="com.microsoft")
@@ -151,7 +147,7 @@ def skip_simplified_layer_normalization(
 ) -> tuple[Array, Array, Array, Array]:
     """Its second output, the mean, is always absent."""
     total = x + skip if bias is None else x + skip + bias
-    y, inverse = _rms(total, gamma, -1, epsilon, 1)
+    y, inverse = rms_normalization(total, gamma, epsilon=epsilon)
     return y, jnp.zeros_like(inverse), inverse, total
 
 
@@ -196,11 +192,6 @@ def lrn(x: Array, *, alpha: float, beta: float, bias: float, size: int) -> Array
 # ---------------------------------------------------------------------------------------------
 
 
-def _trailing(x: Array, axis: int) -> tuple[int, ...]:
-    """Before opset 13 these operators saw a matrix: the axes from `axis` on were one."""
-    return tuple(range(axis % x.ndim, x.ndim))
-
-
 def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:
     # XLA computes what makes x again beside the subtraction, in one fused multiply-add: unrounded, x is
     # not its own maximum any more and at 1e10 every term underflows. A clamp in between stops that.
@@ -220,6 +211,7 @@ def softmax(x: Array, *, axis: int) -> Array:
 
 @op("Softmax", bounds=(0.0, 1.0), quant=Quant(summed=_own_axis))
 def softmax_of_matrix(x: Array, *, axis: int) -> Array:
+    """Before opset 13 the operators of this section see a matrix: the axes from `axis` on are one."""
     return _softmax(x, _trailing(x, axis))
 
 

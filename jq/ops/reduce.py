@@ -13,11 +13,11 @@ import numpy as np
 from jq.arithmetic.numerics import WIDEST
 from jq.ops.integer.fixed import Fixed, Table
 from jq.ops.integer.means import mean
-from jq.ops.table import Array, IntegerContext, astype, integer, namespace, op
+from jq.ops.table import Array, IntegerContext, Moves, astype, integer, namespace, op
 
 
 def _axes(axes: Any, noop_with_empty_axes: int) -> tuple[int, ...] | None:
-    """Return the axes; absent and empty both mean all axes, or none if the node says so."""
+    """The axes; absent and empty both mean all axes, or none if the node says so."""
     if axes is None or np.size(axes) == 0:
         return () if noop_with_empty_axes else None
     return tuple(int(a) for a in np.ravel(axes))
@@ -28,8 +28,15 @@ def _wide(x: Array) -> Array:
     return x.astype(np.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
 
 
-def _extreme(dtype: Any, sign: int) -> Any:
-    """Return the identity of the maximum (-1) or minimum (1) of a type."""
+def _extreme(name: str, sign: int) -> Callable[..., Array]:
+    def reduced(xp: Any, x: Array, **kw: Any) -> Array:
+        return getattr(xp, name)(x, **kw if x.size else {**kw, "initial": _identity(x.dtype, sign)})
+
+    return reduced
+
+
+def _identity(dtype: Any, sign: int) -> Any:
+    """The identity of the maximum (-1) or minimum (1) of a type."""
     if dtype == np.bool_:
         return sign > 0
     if jnp.issubdtype(dtype, jnp.integer):
@@ -37,31 +44,15 @@ def _extreme(dtype: Any, sign: int) -> Any:
     return sign * np.inf
 
 
-def _max(xp: Any, x: Array, **kw: Any) -> Array:
-    if x.size:
-        return xp.max(x, **kw)
-    return xp.max(x, initial=_extreme(x.dtype, -1), **kw)
-
-
-def _min(xp: Any, x: Array, **kw: Any) -> Array:
-    if x.size:
-        return xp.min(x, **kw)
-    return xp.min(x, initial=_extreme(x.dtype, 1), **kw)
-
-
 def _sum(xp: Any, x: Array, **kw: Any) -> Array:
     return xp.sum(x, dtype=x.dtype, **kw)  # numpy would widen small integers
 
 
-def _mean(xp: Any, x: Array, **kw: Any) -> Array:
-    return xp.mean(_wide(x), **kw)
-
-
 _REDUCTIONS: dict[str, Callable[..., Array]] = {
-    "ReduceMax": _max,
-    "ReduceMin": _min,
+    "ReduceMax": _extreme("max", -1),
+    "ReduceMin": _extreme("min", 1),
     "ReduceSum": _sum,
-    "ReduceMean": _mean,
+    "ReduceMean": lambda xp, x, **kw: xp.mean(_wide(x), **kw),
     "ReduceProd": lambda xp, x, **kw: xp.prod(x, dtype=x.dtype, **kw),
     "ReduceL1": lambda xp, x, **kw: _sum(xp, xp.abs(_wide(x)), **kw),
     "ReduceL2": lambda xp, x, **kw: xp.sqrt(_sum(xp, xp.square(_wide(x)), **kw)),
@@ -71,13 +62,9 @@ _REDUCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def _reduction(name: str, function: Callable[..., Array]) -> None:
-    @op(
-        name,
-        static=("axes",),
-        host=True,
-        layout=("axes",),
-        moves="by order" if name in ("ReduceMax", "ReduceMin") else None,
-    )
+    moves: Moves = "by order" if name in ("ReduceMax", "ReduceMin") else None
+
+    @op(name, static=("axes",), host=True, layout=("axes",), moves=moves)
     def rule(data: Array, axes: Array | None = None, *, keepdims: int, noop_with_empty_axes: int = 0) -> Array:
         reduced = function(namespace(data), data, axis=_axes(axes, noop_with_empty_axes), keepdims=bool(keepdims))
         return astype(reduced, data.dtype)
@@ -123,41 +110,32 @@ def reduce_log_sum_exp(
     return jax.nn.logsumexp(_wide(wide), axis=axis, keepdims=bool(keepdims)).astype(data.dtype)
 
 
-def _arg(name: str, data: Array, axis: int, keepdims: int, last: int) -> Array:
-    xp = namespace(data)
-    if last:
-        index = data.shape[axis] - 1 - getattr(xp, name)(xp.flip(data, axis), axis=axis, keepdims=bool(keepdims))
-    else:
-        index = getattr(xp, name)(data, axis=axis, keepdims=bool(keepdims))
-    return astype(index, np.int64)
+def _arg(name: str) -> None:
+    @op(name, host=True, layout=("axis",))
+    def rule(data: Array, *, axis: int, keepdims: int, select_last_index: int = 0) -> Array:
+        xp = namespace(data)
+        searched = xp.flip(data, axis) if select_last_index else data
+        index = getattr(xp, name.lower())(searched, axis=axis, keepdims=bool(keepdims))
+        return astype(data.shape[axis] - 1 - index if select_last_index else index, np.int64)
 
 
-@op("ArgMax", host=True, layout=("axis",))
-def arg_max(data: Array, *, axis: int, keepdims: int, select_last_index: int = 0) -> Array:
-    return _arg("argmax", data, axis, keepdims, select_last_index)
+_arg("ArgMax")
+_arg("ArgMin")
 
 
-@op("ArgMin", host=True, layout=("axis",))
-def arg_min(data: Array, *, axis: int, keepdims: int, select_last_index: int = 0) -> Array:
-    return _arg("argmin", data, axis, keepdims, select_last_index)
+def _running(name: str, unit: int) -> None:
+    """Register a sum or product over all elements up to each one; `exclusive` leaves that one out."""
+
+    @op(name, static=("axis",), host=True, layout=("axis",))
+    def rule(x: Array, axis: Array, *, exclusive: int, reverse: int) -> Array:
+        xp, index = namespace(x), int(np.ravel(axis)[0])
+        x = xp.flip(x, index) if reverse else x
+        if exclusive:
+            first = xp.full_like(xp.take(x, np.arange(min(1, x.shape[index])), axis=index), unit)
+            x = xp.concatenate([first, xp.take(x, np.arange(x.shape[index] - 1), axis=index)], axis=index)
+        y = getattr(xp, name.lower())(x, axis=index, dtype=x.dtype)
+        return xp.flip(y, index) if reverse else y
 
 
-def _running(name: str, unit: int, x: Array, axis: Array, exclusive: int, reverse: int) -> Array:
-    """A sum or product over all elements up to each one; `exclusive` leaves that one out."""
-    xp, index = namespace(x), int(np.ravel(axis)[0])
-    x = xp.flip(x, index) if reverse else x
-    if exclusive:
-        first = xp.full_like(xp.take(x, np.arange(min(1, x.shape[index])), axis=index), unit)
-        x = xp.concatenate([first, xp.take(x, np.arange(x.shape[index] - 1), axis=index)], axis=index)
-    y = getattr(xp, name)(x, axis=index, dtype=x.dtype)
-    return xp.flip(y, index) if reverse else y
-
-
-@op("CumSum", static=("axis",), host=True, layout=("axis",))
-def cum_sum(x: Array, axis: Array, *, exclusive: int, reverse: int) -> Array:
-    return _running("cumsum", 0, x, axis, exclusive, reverse)
-
-
-@op("CumProd", static=("axis",), host=True, layout=("axis",))
-def cum_prod(x: Array, axis: Array, *, exclusive: int, reverse: int) -> Array:
-    return _running("cumprod", 1, x, axis, exclusive, reverse)
+_running("CumSum", 0)
+_running("CumProd", 1)

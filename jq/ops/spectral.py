@@ -60,28 +60,20 @@ def stft(
     return _pairs(_forward(frames, length, -1, onesided)).astype(x.dtype)
 
 
-def _cosines(size: Array, periodic: int, output_datatype: int, *weights: float) -> np.ndarray:
-    """The sum over i of weights[i] * cos(2 pi i n / N): a window of `size` points, one period or symmetric."""
-    period = int(size) if periodic else int(size) - 1
-    angle = 2 * np.pi * np.arange(int(size)) / max(period, 1)
-    window = np.sum([w * np.cos(i * angle) for i, w in enumerate(weights)], axis=0)
-    return window.astype(helper.tensor_dtype_to_np_dtype(output_datatype))
+def _window(name: str, *weights: float) -> None:
+    """Register the sum over i of weights[i] * cos(2 pi i n / N): `size` points of one period, or symmetric."""
+
+    @op(name, since=17, static=("size",), host=True)
+    def rule(size: Array, *, output_datatype: int, periodic: int) -> np.ndarray:
+        period = int(size) if periodic else int(size) - 1
+        angle = 2 * np.pi * np.arange(int(size)) / max(period, 1)
+        window = np.sum([w * np.cos(i * angle) for i, w in enumerate(weights)], axis=0)
+        return window.astype(helper.tensor_dtype_to_np_dtype(output_datatype))
 
 
-@op("HannWindow", since=17, static=("size",), host=True)
-def hann_window(size: Array, *, output_datatype: int, periodic: int) -> np.ndarray:
-    return _cosines(size, periodic, output_datatype, 0.5, -0.5)
-
-
-@op("HammingWindow", since=17, static=("size",), host=True)
-def hamming_window(size: Array, *, output_datatype: int, periodic: int) -> np.ndarray:
-    return _cosines(size, periodic, output_datatype, 25 / 46, -21 / 46)
-
-
-@op("BlackmanWindow", since=17, static=("size",), host=True)
-def blackman_window(size: Array, *, output_datatype: int, periodic: int) -> np.ndarray:
-    return _cosines(size, periodic, output_datatype, 0.42, -0.5, 0.08)
-
+_window("HannWindow", 0.5, -0.5)
+_window("HammingWindow", 25 / 46, -21 / 46)
+_window("BlackmanWindow", 0.42, -0.5, 0.08)
 
 _MEL_ARGUMENTS = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
 
