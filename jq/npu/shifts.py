@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jq.graph import Graph, Node
 from jq.npu import facts
@@ -156,16 +156,21 @@ def _shift_read(site: Site, at: At) -> Ways:
     return [{finest: low + most}, {coarsest: high - most}] if high - low > most else []
 
 
+def _written(site: Site, at: At, combine: Callable[[Iterable[int]], int], limits: tuple[int, int]) -> Ways:
+    """The shift from the position that the operands combine to, to that of the output, is within the limits."""
+    operands, output = at.all(*site.inputs), at(site.output)
+    if not operands or output is None:
+        return []
+    inner = combine(p for _, p in operands)
+    shift = _within(inner - output, *limits)
+    return [{str(site.output): inner - shift}] if inner - shift != output else []
+
+
 def _shift_write(site: Site, at: At) -> Ways:
     """The sum is shifted by -7 to 25 bits, the product by 0 to 32."""
-    operands, output = at.all(*site.inputs), at(site.output)
-    if site.node.op_type not in ("Add", "Mul") or not operands or output is None:
-        return []
-    positions = [p for _, p in operands]
-    added = site.node.op_type == "Add"
-    inner = min(positions) if added else sum(positions)
-    shift = _within(inner - output, *(facts.SUM_SHIFT if added else facts.PRODUCT_SHIFT))
-    return [{str(site.output): inner - shift}] if inner - shift != output else []
+    if site.node.op_type == "Add":
+        return _written(site, at, min, facts.SUM_SHIFT)
+    return _written(site, at, sum, facts.PRODUCT_SHIFT) if site.node.op_type == "Mul" else []
 
 
 def _shift_cut(site: Site, at: At) -> Ways:
@@ -204,12 +209,7 @@ def _hard_sigmoid(site: Site, at: At) -> Ways:
 
 def _shift_swish(site: Site, at: At) -> Ways:
     """The product of x and its gate is shifted by 0 to 15 bits."""
-    operands, output = at.all(*site.inputs), at(site.output)
-    if site.node.op_type != "Mul" or not site.swish or not operands or output is None:
-        return []
-    total = sum(p for _, p in operands)
-    shift = _within(total - output, *facts.SWISH_SHIFT)
-    return [{str(site.output): total - shift}] if total - shift != output else []
+    return _written(site, at, sum, facts.SWISH_SHIFT) if site.node.op_type == "Mul" and site.swish else []
 
 
 RULES: dict[str, Rule] = {  # in the order of a sweep

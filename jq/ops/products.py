@@ -37,21 +37,11 @@ def _matmul_rows(a: Array, b: Array, attrs: Mapping[str, Any], places: np.ndarra
     return at_places(a, places if a.ndim > 2 else None)[..., None]
 
 
-_GEMM = Linear(
-    "b",
-    lambda attrs: 0 if attrs.get("transB") else 1,
-    Product(_gemm_rows, _gemm_columns, _gemm_weights, when=lambda attrs, rank: not attrs.get("transA", 0)),
-)
-_MATMUL = Linear(
-    "b",
-    lambda attrs: -1,
-    Product(
-        _matmul_rows,
-        columns=lambda b, attrs: b[None],
-        weights=lambda columns, shape, attrs: columns[0],
-        when=lambda attrs, rank: rank == 2,
-    ),
-)
+_GEMM_PRODUCT = Product(_gemm_rows, _gemm_columns, _gemm_weights, when=lambda attrs, rank: not attrs.get("transA", 0))
+# Without transB a Gemm's weight lies as a MatMul's.
+_MATMUL_PRODUCT = Product(_matmul_rows, _gemm_columns, _gemm_weights, when=lambda attrs, rank: rank == 2)
+_GEMM = Linear("b", lambda attrs: 0 if attrs.get("transB") else 1, _GEMM_PRODUCT)
+_MATMUL = Linear("b", lambda attrs: -1, _MATMUL_PRODUCT)
 
 
 @op("Gemm", linear=_GEMM, quant=Quant(absorbs=True, bias="c", summed=_gemm_summed))
@@ -65,16 +55,9 @@ def gemm(a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: floa
 
 @integer("Gemm")
 def integer_gemm(
-    a: Fixed,
-    b: Fixed,
-    c: Fixed | None = None,
-    *,
-    alpha: float,
-    beta: float,
-    transA: int,
-    transB: int,
+    a: Fixed, b: Fixed, c: Fixed | None = None, *, alpha: float, beta: float, transA: int, transB: int,
     ctx: IntegerContext,
-) -> Fixed:
+) -> Fixed:  # fmt: skip
     if alpha != 1 or (c is not None and beta != 1):
         return NotImplemented
     a = a.replace(array=a.array.T) if transA else a

@@ -184,6 +184,11 @@ def qgemm(
 # ---------------------------------------------------------------------------------------------
 
 
+def _zero(zero_point: Array | None, dtype: Any) -> Array:
+    """A zero point as a number to compute with."""
+    return dtype(0) if zero_point is None else scalar(zero_point).astype(dtype)
+
+
 @op("QLinearAdd", domain=MICROSOFT, layout="same")
 def qlinear_add(
     A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None,
@@ -191,10 +196,7 @@ def qlinear_add(
 ) -> Array:  # fmt: skip
     """Two fused multiply-adds on the codes, the constant part first: onnxruntime's formula on x86."""
     a_ratio, b_ratio = scalar(A_scale) / scalar(C_scale), scalar(B_scale) / scalar(C_scale)
-    a_zero, b_zero, c_zero = (
-        jnp.float32(0) if z is None else scalar(z).astype(jnp.float32)
-        for z in (A_zero_point, B_zero_point, C_zero_point)
-    )
+    a_zero, b_zero, c_zero = (_zero(z, jnp.float32) for z in (A_zero_point, B_zero_point, C_zero_point))
     fixed = c_zero - _fused(a_zero, a_ratio, rounded(b_ratio * b_zero))
     a, b = A.astype(jnp.float32), B.astype(jnp.float32)
     return codes_of(_fused(a, a_ratio, _fused(b, b_ratio, fixed)), None, A.dtype)
@@ -205,11 +207,9 @@ def qlinear_mul(
     A: Array, A_scale: Array, A_zero_point: Array | None, B: Array, B_scale: Array, B_zero_point: Array | None,
     C_scale: Array, C_zero_point: Array | None = None,
 ) -> Array:  # fmt: skip
-    a = A.astype(jnp.int32) - (0 if A_zero_point is None else scalar(A_zero_point).astype(jnp.int32))
-    b = B.astype(jnp.int32) - (0 if B_zero_point is None else scalar(B_zero_point).astype(jnp.int32))
+    a, b = (x.astype(jnp.int32) - _zero(z, jnp.int32) for x, z in ((A, A_zero_point), (B, B_zero_point)))
     ratio = scalar(A_scale) * scalar(B_scale) / scalar(C_scale)
-    zero = jnp.float32(0) if C_zero_point is None else scalar(C_zero_point).astype(jnp.float32)
-    return codes_of(rounded((a * b).astype(jnp.float32) * ratio) + zero, None, A.dtype)
+    return codes_of(rounded((a * b).astype(jnp.float32) * ratio) + _zero(C_zero_point, jnp.float32), None, A.dtype)
 
 
 @op("QLinearLeakyRelu", domain=MICROSOFT, layout="same")
@@ -242,9 +242,8 @@ def qlinear_softmax(
     table = np.exp((np.arange(-255.0, 1.0) + top) * step).astype(np.float32)
     power = jnp.asarray(table)[255 + x.astype(jnp.int32) - jnp.max(x, -1, keepdims=True).astype(jnp.int32)]
     # onnxruntime adds one after the other, and equal terms meet exact ties.
-    total, _ = lax.scan(
-        lambda s, term: (s + term, None), jnp.zeros(x.shape[:-1], jnp.float32), jnp.moveaxis(power, -1, 0)
-    )
+    start = jnp.zeros(x.shape[:-1], jnp.float32)
+    total, _ = lax.scan(lambda s, term: (s + term, None), start, jnp.moveaxis(power, -1, 0))
     inverse = jnp.floor(1 / y_scale.reshape(()).astype(np.float32))
     y = codes_of(power * inverse / total[..., None], scalar(y_zero_point), X.dtype)
     return y.reshape(X.shape) if opset < 13 else jnp.moveaxis(y, -1, axis)
@@ -252,10 +251,8 @@ def qlinear_softmax(
 
 @op("QLinearConcat", domain=MICROSOFT, layout=("axis",))
 def qlinear_concat(Y_scale: Array, Y_zero_point: Array, *xs: Array, axis: int) -> Array:
-    parts = [
-        _requantize_like(x, s, z, Y_scale, Y_zero_point) for x, s, z in zip(xs[::3], xs[1::3], xs[2::3], strict=True)
-    ]
-    return jnp.concatenate(parts, axis)
+    triples = zip(xs[::3], xs[1::3], xs[2::3], strict=True)
+    return jnp.concatenate([_requantize_like(*triple, Y_scale, Y_zero_point) for triple in triples], axis)
 
 
 def _requantize_like(x: Array, scale: Array, zero_point: Array, y_scale: Array, y_zero_point: Array) -> Array:
@@ -324,8 +321,7 @@ def qlinear_average_pool(
     else:
         count = sum(part for _, part in kernels.taps(jnp.ones((1, *sizes, 1), jnp.float32), *window))
     value = divide(divide(total, count), scalar(y_scale))
-    zero = jnp.float32(0) if y_zero_point is None else scalar(y_zero_point).astype(jnp.float32)
-    y = codes_of(value + zero, None, X.dtype)
+    y = codes_of(value + _zero(y_zero_point, jnp.float32), None, X.dtype)
     return layout.channels_last(y) if channels_last else y
 
 

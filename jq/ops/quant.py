@@ -105,14 +105,9 @@ def quantize_linear(
 
 @op("DequantizeLinear", layout=("axis",))
 def dequantize_linear(
-    x: Array,
-    x_scale: Array,
-    x_zero_point: Array | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
+    x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1, block_size: int = 0,
     output_dtype: int = 0,
-) -> Array:
+) -> Array:  # fmt: skip
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else x_scale.dtype
     scale, zero_point = _along(x_scale, x, axis, block_size), _along(x_zero_point, x, axis, block_size)
     if jnp.issubdtype(x.dtype, jnp.integer):

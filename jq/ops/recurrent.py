@@ -78,10 +78,8 @@ def _recurrent(
     def step(states: Any, row: Any) -> tuple[Any, list[Array]]:
         kept, outputs = [], []
         for d, (state, (gate, place)) in enumerate(zip(states, row, strict=True)):
-            after = cell(
-                gate, state, r[d], bias[d, 1], None if extra is None else extra[d], functions[d * per : (d + 1) * per]
-            )
-            y = after[0]
+            own = None if extra is None else extra[d]
+            y, *_ = after = cell(gate, state, r[d], bias[d, 1], own, functions[d * per : (d + 1) * per])
             if lengths is not None:
                 alive = (place < lengths)[:, None]
                 after = tuple(jnp.where(alive, new, old) for new, old in zip(after, state, strict=True))
@@ -117,14 +115,9 @@ def rnn(
 
 
 def _gru_cell(
-    linear_before_reset: int,
-    gates: Array,
-    state: Any,
-    r: Array,
-    bias: Array,
-    _: None,
+    linear_before_reset: int, gates: Array, state: Any, r: Array, bias: Array, _: None,
     activations: Sequence[Activation],
-) -> tuple[Array, ...]:
+) -> tuple[Array, ...]:  # fmt: skip
     """z, r, h: H = (1 - z) h + z H', with the reset gate on H' or, `linear_before_reset`, on its product."""
     f, g = activations
     (before,) = state
@@ -152,14 +145,9 @@ def gru(
 
 
 def _lstm_cell(
-    input_forget: int,
-    gates: Array,
-    state: Any,
-    r: Array,
-    bias: Array,
-    peepholes: Array | None,
+    input_forget: int, gates: Array, state: Any, r: Array, bias: Array, peepholes: Array | None,
     activations: Sequence[Activation],
-) -> tuple[Array, ...]:
+) -> tuple[Array, ...]:  # fmt: skip
     """i, o, f, c: C = f C' + i c, H = o h(C); peepholes (i, o, f) let the gates see the cell, o the new one."""
     f, g, h = activations
     hidden, cell = state

@@ -74,13 +74,9 @@ def multinomial(x: Array, *, dtype: int, sample_size: int, seed: float | None = 
 
 @op("Dropout", since=12, static=("training_mode",), layout="same")
 def dropout(
-    data: Array,
-    ratio: Array | None = None,
-    training_mode: Array | None = None,
-    *,
-    seed: int | None = None,
+    data: Array, ratio: Array | None = None, training_mode: Array | None = None, *, seed: int | None = None,
     ctx: Context,
-) -> Any:
+) -> Any:  # fmt: skip
     if training_mode is None or not training_mode:
         return (data, jnp.ones(data.shape, bool)) if ctx.wants(1) else data
     ratio = 0.5 if ratio is None else ratio.astype(jnp.float32)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,13 +49,7 @@ def resize_asymmetric(x: Array, scales: np.ndarray, axes: Any = None, *, mode: s
     return _saturated(x, kind)
 
 
-@op(
-    "Resize",
-    since=11,
-    static=("roi", "scales", "sizes"),
-    layout=("axes",),
-    quant=Quant(inputs=("x",), shares=True),
-)
+@op("Resize", since=11, static=("roi", "scales", "sizes"), layout=("axes",), quant=Quant(inputs=("x",), shares=True))
 def resize(
     x: Array, roi: np.ndarray | None = None, scales: np.ndarray | None = None, sizes: np.ndarray | None = None, *,
     antialias: int | None = None, axes: Any = None, coordinate_transformation_mode: str, cubic_coeff_a: float,
@@ -147,18 +141,16 @@ def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], weight_b
     for step, (axis, (index, weights)) in enumerate(zip(axes, spans, strict=True)):
         v = _blended(v, axis, index, np.floor(weights * one + 0.5).astype(np.int32))
         v = round_shift(v, weight_bits - spare, mode) if step == 0 else v
-    bits = weight_bits + spare
-    causes = frozenset({"interpolation"})
-    return Fixed(v, x.scale / 2**bits, (x.bound + 1) << bits, floating=x.floating, causes=causes)
+    scale, bound = x.scale / 2 ** (weight_bits + spare), (x.bound + 1) << (weight_bits + spare)
+    return Fixed(v, scale, bound, floating=x.floating, causes=frozenset({"interpolation"}))
 
 
 def _sizes(old: Sequence[int], scales: Any, sizes: Any, policy: str | None) -> tuple[list[int], list[float]]:
     """New sizes and the scales, of which one is given."""
     if sizes is None or len(sizes) == 0:
         if scales is None or len(scales) != len(old):
-            raise ModelError(
-                f"needs {len(old)} scales or sizes, found {None if scales is None else len(scales)} scales"
-            )
+            count = None if scales is None else len(scales)
+            raise ModelError(f"needs {len(old)} scales or sizes, found {count} scales")
         scales = np.asarray(scales, np.float32)
         return [int(np.float32(n) * s) for n, s in zip(old, scales, strict=True)], scales.tolist()
     ratios = [int(m) / n for m, n in zip(sizes, old, strict=True)]
@@ -192,18 +184,18 @@ def _coordinates(mode: str, old: int, new: int, scale: np.float32, start: float,
     raise ModelError(f"coordinate_transformation_mode {mode!r} is not one of ONNX")
 
 
+_NEAREST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
+    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
 def _round(x: np.ndarray, mode: str) -> np.ndarray:
-    half = np.float32(0.5)
-    match mode:
-        case "round_prefer_floor":
-            return np.ceil(x - half)
-        case "round_prefer_ceil":
-            return np.floor(x + half)
-        case "floor":
-            return np.floor(x)
-        case "ceil":
-            return np.ceil(x)
-    raise ModelError(f"nearest_mode {mode!r} is not one of ONNX")
+    if mode not in _NEAREST:
+        raise ModelError(f"nearest_mode {mode!r} is not one of ONNX")
+    return _NEAREST[mode](x)
 
 
 def _pick(x: Array, axis: int, places: np.ndarray) -> Array:
@@ -439,14 +431,9 @@ def _overlap(low: np.ndarray, high: np.ndarray, box: int, others: np.ndarray) ->
 
 @op("Col2Im", static=("image_shape", "block_shape"))
 def col2im(
-    x: Array,
-    image_shape: np.ndarray,
-    block_shape: np.ndarray,
-    *,
-    dilations: Any = None,
-    pads: Any = None,
+    x: Array, image_shape: np.ndarray, block_shape: np.ndarray, *, dilations: Any = None, pads: Any = None,
     strides: Any = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Each place of the block adds its pixels, spread by the strides, onto the image."""
     image, block = [int(n) for n in image_shape], [int(n) for n in block_shape]
     rank = len(image)

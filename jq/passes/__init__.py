@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 from jq.graph import Graph
 from jq.graph.unused import remove_unused
-from jq.passes.affine import fuse_affine
-from jq.passes.batchnorm import fold_batchnorm
+from jq.passes.affine import fold_batchnorm, fuse_affine
 from jq.passes.branches import inline_branches
 from jq.passes.constants import fold_constants
 from jq.passes.duplicates import merge_duplicates

@@ -1,31 +1,43 @@
-"""A scale and shift of each channel after a linear operator belongs into its weights."""
+"""A scale and shift of each channel after a linear operator belongs into its weights, a BatchNormalization too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
-from jq.ops.linear import linear_layer
+from jq.ops.linear import linear_layer, scale_and_shift
 
+Affine = tuple[np.ndarray, np.ndarray, np.ndarray]  # scale, centre and shift of each channel
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 def fuse_affine(graph: Graph, operators: Collection[str] = ("Add", "Sub", "Mul", "Div")) -> Graph:
-    """Return the graph with Add, Sub, Mul and Div by per-channel constants after Conv, ConvTranspose and Gemm fused."""
+    """The graph with Add, Sub, Mul and Div by per-channel constants after Conv, ConvTranspose and Gemm fused."""
+    return _absorbed(graph, operators, functools.partial(_scale_and_shift, graph))
+
+
+def fold_batchnorm(graph: Graph) -> Graph:
+    """The graph with each BatchNormalization folded into the Conv, ConvTranspose or Gemm that it alone reads."""
+    return _absorbed(graph, ("BatchNormalization",), lambda node, linear: scale_and_shift(graph, node))
+
+
+def _absorbed(graph: Graph, operators: Collection[str], affine: Callable[[Node, Node], Affine | None]) -> Graph:
+    """The graph without those of the operators whose scale, centre and shift the linear one before them can take in."""
     taken = set(graph.tensors)
     nodes: dict[Node, Node | None] = {}
     arrays: dict[str, np.ndarray] = {}
     for node in graph.nodes:
-        if node.op_type not in operators:
+        if node.op_type not in operators or node.domain:
             continue
         linear = next(filter(None, (linear_before(graph, i) for i in node.inputs)), None)
-        if linear is None or linear in nodes or (affine := _scale_and_shift(graph, node, linear)) is None:
+        if linear is None or linear in nodes or (scaled := affine(node, linear)) is None:
             continue
-        if (fused := absorb(graph, linear, *affine, taken)) is not None:
-            nodes |= {linear: fused[0].replace(outputs=node.outputs), node: None}
+        if (fused := absorb(graph, linear, *scaled, taken)) is not None:
+            nodes |= {linear: fused[0].replace(outputs=node.outputs[:1]), node: None}
             arrays |= fused[1]
     return graph.edit(nodes, arrays) if nodes else graph
 
@@ -88,10 +100,8 @@ def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> st
     return fresh(f"{node.label}.{role}", taken)
 
 
-def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> Affine | None:
     """Scale, centre and shift of each channel of a linear operator's output that an elementwise node makes."""
-    if node.domain:
-        return None
     first = node.inputs[0] in linear.outputs
     weight, constant = graph.params.get(linear.inputs[1]), graph.params.get(node.inputs[1 if first else 0])
     if weight is None or constant is None or (node.op_type == "Div" and not first):

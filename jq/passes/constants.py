@@ -27,7 +27,7 @@ _SMALL, _WEIGHT, _MODEL = 1 << 16, 1 << 24, 1 << 28
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Return the graph with every node computed whose inputs are all weights or constants.
+    """The graph with every node computed whose inputs are all weights or constants.
 
     Random operators, Quantize- and DequantizeLinear, control flow, operators without a
     rule, and nodes whose result would make the model much larger stay.
@@ -36,14 +36,9 @@ def fold_constants(graph: Graph) -> Graph:
     room = _MODEL - sum(a.nbytes for a in arrays.values())
     folded: dict[Node, None] = {}
     for node in graph.nodes:
-        if (
-            node.op_type in RANDOM
-            or quantizes(node)
-            or node.subgraphs
-            or not all(i in arrays for i in node.inputs if i)
-        ):
+        inputs = {i: arrays[i] for i in node.inputs if i in arrays}
+        if node.op_type in RANDOM or quantizes(node) or node.subgraphs or not inputs.keys() >= set(node.inputs) - {""}:
             continue
-        inputs = {i: arrays[i] for i in node.inputs if i}
         sizes = [a.nbytes for a in inputs.values()]
         limit = max(_SMALL, min(_WEIGHT, room), min(_MODEL, sum(sizes)), *sizes)
         results = _results(node, graph.opset(node.domain), inputs, limit)
@@ -73,9 +68,8 @@ def _inferred_bytes(node: Node, opset: int, inputs: Mapping[str, np.ndarray]) ->
     if definition is None:
         return 0
     types = {k: onnx.helper.make_tensor_type_proto(_elem(a), a.shape) for k, a in inputs.items()}
-    data = {
-        k: numpy_helper.from_array(a) for k, a in inputs.items() if a.nbytes <= SKELETON_BYTES and a.dtype != object
-    }
+    small = {k: a for k, a in inputs.items() if a.nbytes <= SKELETON_BYTES and a.dtype != object}
+    data = {k: numpy_helper.from_array(a) for k, a in small.items()}
     try:
         inferred = onnx.shape_inference.infer_node_outputs(
             definition, node_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)]

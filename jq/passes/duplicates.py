@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,8 @@ def merge_duplicates(graph: Graph) -> Graph:
     Quantize- and DequantizeLinear, of which backends want one per reader.
     """
     first = _first_of_equals(graph.arrays)
-    shared = {k: v for k, v in first.items() if k != v and k not in graph.output_names and _shareable(graph.arrays[k])}
+    apart = {k for k, a in graph.arrays.items() if a.ndim == 1 and not is_structural(a.dtype)} | set(graph.output_names)
+    shared = {k: v for k, v in first.items() if k != v and k not in apart}
     if shared:
         arrays = {k: a for k, a in graph.arrays.items() if k not in shared}
         graph = rename(graph, shared).with_arrays(arrays)
@@ -38,18 +40,12 @@ def merge_duplicates(graph: Graph) -> Graph:
     return bypass(graph, same)
 
 
-def _shareable(array: np.ndarray) -> bool:
-    return array.ndim != 1 or is_structural(array.dtype)
-
-
 def _first_of_equals(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """For each array the first that equals it."""
-    groups: dict[Any, list[str]] = {}
-    for name, array in arrays.items():
-        groups.setdefault((array.dtype, array.shape), []).append(name)
+    alike = Counter((a.dtype, a.shape) for a in arrays.values())
+    seen: dict[Any, str] = {}
     first = {}
-    for names in groups.values():
-        seen: dict[Any, str] = {}
-        for name in names:
-            first[name] = seen.setdefault(digest(arrays[name]), name) if len(names) > 1 else name
+    for name, array in arrays.items():
+        kind = array.dtype, array.shape
+        first[name] = seen.setdefault((kind, digest(array)), name) if alike[kind] > 1 else name
     return first

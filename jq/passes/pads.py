@@ -20,15 +20,14 @@ def fuse_pads(graph: Graph) -> Graph:
         around = _zeros_around(graph, source)
         if around is None or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
             continue
-        attrs = dict(node.attrs)
-        own = attrs.get("pads") or (0,) * len(around)
+        own, averages = node.attrs.get("pads") or (0,) * len(around), node.op_type == "AveragePool"
         if len(own) != len(around):
             continue
-        attrs["pads"] = tuple(a + b for a, b in zip(own, around, strict=True))
-        if node.op_type == "AveragePool":
-            if not _counts(graph, node, attrs["pads"]):
-                continue
-            attrs["count_include_pad"] = 1  # the zeros of the Pad are pixels like others
+        pads = tuple(a + b for a, b in zip(own, around, strict=True))
+        if averages and not _counts(graph, node, pads):
+            continue
+        counted = {"count_include_pad": 1} if averages else {}  # the zeros of the Pad are pixels like others
+        attrs = {**node.attrs, "pads": pads, **counted}
         nodes[node] = node.replace(inputs=(source.inputs[0], *node.inputs[1:]), attrs=attrs)
     return graph.edit(nodes) if nodes else graph
 
@@ -51,15 +50,9 @@ def _zeros_around(graph: Graph, node: Node) -> tuple[int, ...] | None:
         return None
     value = given.get("constant_value", np.asarray(node.attrs.get("value", 0.0)))
     pads = given.get("pads", np.asarray(node.attrs.get("pads", node.attrs.get("paddings", ()))))
-    if (
-        "axes" in given
-        or value is None
-        or pads is None
-        or value.any()
-        or pads.ndim != 1
-        or pads.size < 6
-        or pads.size % 2
-    ):
+    if "axes" in given or value is None or pads is None or value.any():
+        return None
+    if pads.ndim != 1 or pads.size < 6 or pads.size % 2:
         return None
     begin, end = pads[: pads.size // 2], pads[pads.size // 2 :]
     if begin[:2].any() or end[:2].any() or (pads < 0).any():

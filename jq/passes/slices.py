@@ -11,7 +11,7 @@ _PARTS = ("starts", "ends", "axes", "steps")
 
 
 def merge_slices(graph: Graph) -> Graph:
-    """Return the graph with a Slice along some axes of one along others as one Slice along all."""
+    """The graph with a Slice along some axes of one along others as one Slice along all."""
     taken = set(graph.tensors)
     nodes: dict[Node, Node | None] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -23,15 +23,13 @@ def merge_slices(graph: Graph) -> Graph:
         if first is None or second is None or not set(first[2]).isdisjoint(second[2]):
             continue
         names = [fresh(f"{node.outputs[0]}_{part}", taken) for part in _PARTS]
-        arrays |= {
-            name: np.concatenate(pair) for name, pair in zip(names, zip(first, second, strict=True), strict=True)
-        }
+        arrays |= {name: np.concatenate(pair) for name, *pair in zip(names, first, second, strict=True)}
         nodes |= {inner: None, node: node.replace(inputs=(inner.inputs[0], *names))}
     return graph.edit(nodes, arrays) if nodes else graph
 
 
 def _known(graph: Graph, node: Node) -> tuple[np.ndarray, ...] | None:
-    """Return starts, ends, steps and non-negative axes of a Slice if they are constant."""
+    """Starts, ends, steps and non-negative axes of a Slice if they are constant."""
     if node.op_type != "Slice" or node.domain or graph.opset() < 10:
         return None
     arrays = [graph.arrays.get(i) for i in node.inputs[1:] if i]

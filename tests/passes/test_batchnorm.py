@@ -1,4 +1,4 @@
-"""`jq.passes.batchnorm`."""
+"""`jq.passes.affine.fold_batchnorm`."""
 
 from __future__ import annotations
 
