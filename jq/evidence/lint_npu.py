@@ -242,8 +242,7 @@ def _mean_window(graph: Graph, node: Node) -> tuple[int, ...]:
 def _overhangs(graph: Graph, node: Node) -> bool:
     """Whether some windows of a pool reach over the border; of an image of unknown size, whether all of them fit."""
     attrs = attributes(graph, node)
-    kernel = attrs.get("kernel_shape", ())
-    strides, dilations, auto_pad = attrs.get("strides"), attrs.get("dilations"), attrs.get("auto_pad", "NOTSET")
+    kernel, dilations = attrs.get("kernel_shape", ()), attrs.get("dilations")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or (1,) * len(kernel), strict=True)]
     known = _shape(graph, node.inputs[0])[2:] or reach
     if len(known) != len(reach):
@@ -251,5 +250,6 @@ def _overhangs(graph: Graph, node: Node) -> bool:
     sizes = [size if isinstance(size, int) else least for size, least in zip(known, reach, strict=True)]
     from jq.ops.convolutions import windows  # the op table is not loaded with the package
 
-    *_, pads = windows(sizes, kernel, strides, dilations, attrs.get("pads"), auto_pad, attrs.get("ceil_mode", 0))
+    stated = (attrs.get("strides"), dilations, attrs.get("pads"), attrs.get("auto_pad", "NOTSET"))
+    *_, pads = windows(sizes, kernel, *stated, attrs.get("ceil_mode", 0))
     return any(high > 0 or low > 0 for low, high in pads)

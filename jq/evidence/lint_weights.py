@@ -41,10 +41,9 @@ def _channel_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         # that keep a bit or two are ones that matter (depthwise layers of MobileNets), or so is the median one.
         if weak - gone >= _MANY * live.size or np.median(codes) < _FEW_BITS_CODE:
             ratio, least = codes.max() / np.median(codes), codes.max() / codes.min()
-            text = (
-                f"{name}: {weak} of {live.size}{f', {gone} of them all zero' * bool(gone)}; the largest is {ratio:.3g} "
-            )
-            weak_weights.append((weak / live.size, node, text + f"times the median and {least:.3g} times the smallest"))
+            zero = f", {gone} of them all zero" if gone else ""
+            text = f"{name}: {weak} of {live.size}{zero}; the largest is {ratio:.3g} times the median and {least:.3g} "
+            weak_weights.append((weak / live.size, node, f"{text}times the smallest"))
     if weak_weights:
         weak_weights.sort(key=lambda f: -f[0])
         advice = (

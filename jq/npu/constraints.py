@@ -57,11 +57,7 @@ class Move:
 
 
 def constrain(
-    graph: Graph,
-    plan: Plan,
-    stats: Stats | None,
-    config: QuantConfig,
-    params: Mapping[str, Any] | None = None,
+    graph: Graph, plan: Plan, stats: Stats | None, config: QuantConfig, params: Mapping[str, Any] | None = None
 ) -> tuple[Plan, tuple[Move, ...]]:
     """Return the plan with positions that the NPU can compute with, and what was moved for that."""
     if not config.constraints:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -71,12 +73,7 @@ def _allowed(
     rules += [-ahead <= left] if left >= 0 else []
     rules += [ahead <= right] if right >= 0 else []
     rules += [] if valid is None else [np.arange(keys) < valid]
-    if not rules:
-        return None
-    allowed = rules[0]
-    for rule in rules[1:]:
-        allowed = allowed & rule
-    return allowed
+    return functools.reduce(operator.and_, rules) if rules else None
 
 
 @op("Attention", since=23)
@@ -221,7 +218,7 @@ def _key_bias(mask: Array | None, n: int, keys: int, fill: float, dtype: Any) ->
 
 
 def _attend(
-    q: Array, k: Array, v: Array, past: tuple[Array, Array], mask: Array, bias: Array, *, fill: float, scale: float,
+    q: Array, k: Array, v: Array, past: tuple[Array, Array], mask: Array, bias: Array, fill: float, scale: float,
     causal: int,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """Attention as com.microsoft computes it, its keys and values, and the scores before the softmax."""
@@ -249,8 +246,7 @@ def attention_microsoft(
     sizes = qkv_hidden_sizes or (packed.shape[-1] // 3,) * 3
     q, k, v = (_split_heads(part, num_heads) for part in jnp.split(packed, np.cumsum(sizes)[:2].tolist(), axis=-1))
     before = (None, None) if past is None else (past[0], past[1])
-    options: Any = {"fill": mask_filter_value, "scale": scale, "causal": unidirectional}
-    y, k, v, _ = _attend(q, k, v, before, mask_index, attention_bias, **options)
+    y, k, v, _ = _attend(q, k, v, before, mask_index, attention_bias, mask_filter_value, scale, unidirectional)
     return y, jnp.stack([k, v]) if k.shape == v.shape else None
 
 
@@ -274,5 +270,5 @@ def multi_head_attention(
         sizes = np.cumsum([x.shape[1] * x.shape[3] for x in parts])[:2].tolist()
         parts = [x + part.reshape(x.shape[1], 1, -1) for x, part in zip(parts, jnp.split(b, sizes), strict=True)]
     q, k, v = parts
-    options: Any = {"fill": mask_filter_value, "scale": scale, "causal": unidirectional}
-    return _attend(q, k, v, (past_key, past_value), key_padding_mask, attention_bias, **options)
+    past, mask = (past_key, past_value), key_padding_mask
+    return _attend(q, k, v, past, mask, attention_bias, mask_filter_value, scale, unidirectional)

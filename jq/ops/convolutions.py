@@ -60,16 +60,13 @@ def windows(
 
 def _conv_rows(x: Array, w: Array, attrs: Mapping[str, Any], places: np.ndarray | None) -> Array:
     """By one gather of padded images: a slice for each tap would copy them as often."""
-    groups, names = attrs.get("group", 1), ("strides", "dilations", "pads", "auto_pad")
-    given = {k: attrs[k] for k in names if k in attrs}
-    strides, dilations, pads = windows(
-        x.shape[2:], w.shape[2:], **{"strides": None, "dilations": None, "pads": None, **given}
-    )
+    strides, dilations, pads = (attrs.get(name) for name in ("strides", "dilations", "pads"))
+    groups, auto_pad = attrs.get("group", 1), attrs.get("auto_pad", "NOTSET")
+    strides, dilations, pads = windows(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
     images = lax.pad(layout.channels_last(x), jnp.zeros((), x.dtype), [(0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)])
     size = images.shape[1:-1]
-    counts = [
-        (s - (k - 1) * d - 1) // st + 1 for s, k, d, st in zip(size, w.shape[2:], dilations, strides, strict=True)
-    ]
+    each = zip(size, w.shape[2:], dilations, strides, strict=True)
+    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in each]
     start, tap = (
         np.ravel_multi_index(np.indices(dims).reshape(len(dims), -1) * np.reshape(steps, (-1, 1)), size)
         for dims, steps in ((counts, strides), (w.shape[2:], dilations))

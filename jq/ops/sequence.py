@@ -118,10 +118,8 @@ def string_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     parts = [s.split(delimiter or None, -1 if maxsplit is None else maxsplit) for s in x.reshape(-1).tolist()]
     width = max(map(len, parts), default=0)
-    padded = [p + [""] * (width - len(p)) for p in parts]
-    return np.asarray(padded, object).reshape(*x.shape, width), np.asarray([len(p) for p in parts], np.int64).reshape(
-        x.shape
-    )
+    padded = np.asarray([p + [""] * (width - len(p)) for p in parts], object)
+    return padded.reshape(*x.shape, width), np.asarray([len(p) for p in parts], np.int64).reshape(x.shape)
 
 
 @op("RegexFullMatch", static=("x",), host=True)
@@ -188,9 +186,8 @@ def tfidf_vectorizer(
     """Counts the n-grams of a pool in each row; the items of one may stand up to `max_skip_count` + 1 apart."""
     pool = pool_int64s if pool_strings is None else pool_strings
     ends = (*ngram_counts[1:], len(pool))
-    grams = [
-        pool[i : i + n] for n, (a, b) in enumerate(zip(ngram_counts, ends, strict=True), 1) for i in range(a, b, n)
-    ]
+    spans = enumerate(zip(ngram_counts, ends, strict=True), 1)
+    grams = [pool[i : i + n] for n, (a, b) in spans for i in range(a, b, n)]
     column = dict(zip(grams, ngram_indexes, strict=True))
     counts = np.zeros((*x.shape[:-1], max(ngram_indexes) + 1), np.float32)
     rows, width = x.reshape(-1, x.shape[-1]).tolist(), x.shape[-1]

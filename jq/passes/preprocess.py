@@ -87,14 +87,10 @@ def preprocess(
 
 
 def infer_symbolic_types(
-    graph: Graph,
-    *,
-    int_max: int = 2**31 - 1,
-    auto_merge: bool = False,
-    guess_output_rank: bool = False,
+    graph: Graph, *, int_max: int = 2**31 - 1, auto_merge: bool = False, guess_output_rank: bool = False,
     verbose: int = 0,
-) -> Graph:
-    """Return the graph with the types that onnxruntime's symbolic shape inference finds.
+) -> Graph:  # fmt: skip
+    """The graph with the types that onnxruntime's symbolic shape inference finds.
 
     >>> import jq
     >>> graph = infer_symbolic_types(jq.load(jq.zoo.path("fashion_resnet")))
@@ -149,9 +145,8 @@ def _optimized(graph: Graph, folder: Path) -> Graph:
 def _declaring(graph: Graph, types: dict[str, Value]) -> Graph:
     """Return the graph with these types wherever they are more specific than its own."""
     known = {k: v for k, v in types.items() if v.dtype is not None}
-    outputs = tuple(
-        inferred if (inferred := known.get(v.name)) and inferred.shape is not None else v for v in graph.outputs
-    )
+    shaped = {k: v for k, v in known.items() if v.shape is not None}
+    outputs = tuple(shaped.get(v.name, v) for v in graph.outputs)
     return graph.replace(declared={**graph.declared, **known}, outputs=outputs)
 
 

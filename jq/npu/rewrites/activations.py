@@ -26,10 +26,8 @@ def hard_swish_to_product(graph: Graph, applies: Applies = everywhere) -> Graph:
         token = f"token_{index - 1}_" if index else ""
         gate = fresh(f"_inlfunc_HardSwish_{token}HS_X", taken)
         source = node.inputs[0]
-        nodes[node] = (
-            Node("HardSigmoid", (source,), (gate,), dict(HARD_SIGMOID)),
-            Node("Mul", (source, gate), node.outputs, name=node.name),
-        )
+        hard_sigmoid = Node("HardSigmoid", (source,), (gate,), dict(HARD_SIGMOID))
+        nodes[node] = hard_sigmoid, Node("Mul", (source, gate), node.outputs, name=node.name)
     return substitute(graph, nodes)
 
 

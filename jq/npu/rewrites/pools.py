@@ -35,10 +35,8 @@ def split_large_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
         match static_shape(graph, node.inputs[0], 4):
             case (_, _, int(height), int(width)) if kernel := split_kernel(height, width):
                 between = fresh(f"{node.inputs[0]}_Split", taken)
-                attrs = {"kernel_shape": kernel, "strides": kernel}
-                first = Node(
-                    "AveragePool", node.inputs, (between,), attrs, name=fresh(f"{node.inputs[0]}_Split", named)
-                )
+                attrs, label = {"kernel_shape": kernel, "strides": kernel}, fresh(f"{node.inputs[0]}_Split", named)
+                first = Node("AveragePool", node.inputs, (between,), attrs, name=label)
                 nodes[node] = (first, node.replace(inputs=(between,)))
     return substitute(graph, nodes)
 

@@ -40,19 +40,15 @@ def _fused(graph: Graph, applies: Applies, *, rows_known: bool) -> Graph:
         known = all(isinstance(d, int) for d in shape)
         if bias is None or bias.size != weight.shape[1] or bias.shape[-1:] != weight.shape[1:]:
             continue
-        if (
-            bias.ndim > len(shape) or known != rows_known or (len(shape) > 2 and not known)
-        ):  # more dims than the product
-            continue
+        if bias.ndim > len(shape) or known != rows_known or (len(shape) > 2 and not known):
+            continue  # the bias has more dims than the product, or the rows are another form's
         product, output = node.outputs[0], add.outputs[0]
         names = [fresh(f"{product}_{part}", taken) for part in ("weight", "bias")]
         arrays |= {names[0]: np.ascontiguousarray(weight.T), names[1]: bias.reshape(-1)}
         label = fresh(product, named)
         gemm = Node("Gemm", (node.inputs[0], *names), (output,), {"alpha": 1.0, "beta": 1.0, "transB": 1}, label)
-        nodes[node] = ()
-        nodes[add] = (
-            (gemm,) if len(shape) == 2 else _between_reshapes(gemm, product, shape, weight, arrays, taken, named)
-        )
+        reshaped = (product, shape, weight, arrays, taken, named)
+        nodes |= {node: (), add: (gemm,) if len(shape) == 2 else _between_reshapes(gemm, *reshaped)}
     return substitute(graph, nodes, arrays)
 
 
@@ -60,10 +56,8 @@ def _between_reshapes(
     gemm: Node, product: str, shape: Sequence[int | str | None], weight: np.ndarray, arrays: dict[str, np.ndarray],
     taken: set[str], named: set[str],
 ) -> tuple[Node, ...]:  # fmt: skip
-    before, rows, after, made = (
-        fresh(f"{product}_{part}", taken)
-        for part in ("pre_reshape_in", "pre_reshape_out", "post_reshape_in", "gemm_out")
-    )
+    parts = ("pre_reshape_in", "pre_reshape_out", "post_reshape_in", "gemm_out")
+    before, rows, after, made = (fresh(f"{product}_{part}", taken) for part in parts)
     arrays[before] = np.array([-1, weight.shape[0]], np.int64)
     arrays[after] = np.array([*shape[:-1], weight.shape[1]], np.int64)
     return (
