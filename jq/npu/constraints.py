@@ -149,17 +149,13 @@ class Errors:
         return self.known[tensor, position]
 
     def _of_weight(self, tensor: str, position: int) -> float:
-        array = np.asarray(self.params[tensor], np.float32)
-        power = float(np.square(array, dtype=np.float64).sum())
-        return self._squared(tensor, array, position) / power if power else 0.0
-
-    def _squared(self, tensor: str, array: np.ndarray, position: int) -> float:
-        qparams, scale = self.plan[tensor], power_of_two(-position)
+        array, qparams, scale = np.asarray(self.params[tensor], np.float32), self.plan[tensor], power_of_two(-position)
         assert isinstance(qparams.grid, Integer)
         coded = np.asarray(qparams.scale) if self.keeps_codes else scale
         low, high = (int(bound - qparams.zero_point) for bound in (qparams.grid.qmin, qparams.grid.qmax))
-        back = np.clip(np.rint(array / coded), low, high) * scale
-        return float(np.square((array - back).astype(np.float64)).sum())
+        lost = array - np.clip(np.rint(array / coded), low, high) * scale
+        power = float(np.square(array, dtype=np.float64).sum())
+        return float(np.square(lost.astype(np.float64)).sum()) / power if power else 0.0
 
     def share(self, node: Node, tensor: str) -> float:
         """A tensor's part of the power of the sum that it enters at a node; 1 if that is not known.

@@ -12,13 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jq.arithmetic import layout
 from jq.arithmetic.blocks import cast
 from jq.arithmetic.formats import BFP16, BLOCKS, ELEMENTS, FLOATS, MX9, MXINT8, Block, Integer, Rounding, magnitude
 from jq.arithmetic.numerics import divide, fake_quant, power_of_two
 from jq.errors import ModelError, UnsupportedOp
 from jq.graph.domains import CONTRIB, QUARK, VITIS
-from jq.ops.quant import dequantize_linear, quantize_linear
+from jq.ops.quant import aligned, dequantize_linear, quantize_linear
 from jq.ops.table import Array, op
 
 _ROUNDINGS: tuple[Rounding, ...] = ("half_away", "half_up", "half_even")  # as the attribute `rounding_mode` counts them
@@ -171,7 +170,7 @@ def extended_quantize_linear(x: Array, y_scale: Array, y_zero_point: Array, *, a
     if fmt is None:
         return quantize_linear(x, y_scale, y_zero_point, axis=axis)
     if not fmt.saturates:  # the library's float16 is a cast alone
-        scale, zero = _aligned(y_scale, x, axis), _aligned(y_zero_point, x, axis).astype(jnp.float32)
+        scale, zero = aligned(y_scale, x, axis), aligned(y_zero_point, x, axis).astype(jnp.float32)
         # Where nothing changes nothing is computed, because XLA would flush subnormal values.
         x = jnp.where(scale == 1, x, divide(x, scale))
         x = jnp.where(zero == 0, x, x + zero)
@@ -188,14 +187,7 @@ def extended_dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array, *,
         return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
     x = x.astype(jnp.float32)
     if not fmt.saturates:
-        scale, zero = _aligned(x_scale, x, axis), _aligned(x_zero_point, x, axis).astype(jnp.float32)
+        scale, zero = aligned(x_scale, x, axis), aligned(x_zero_point, x, axis).astype(jnp.float32)
         x = jnp.where(zero == 0, x, x - zero)
         x = jnp.where(scale == 1, x, x * scale)
     return x
-
-
-def _aligned(parameter: Array, x: Array, axis: int) -> Array:
-    """One value, or one per index of the axis."""
-    if parameter.size == 1:
-        return parameter.reshape(())
-    return layout.along(parameter, x.ndim, axis)

@@ -81,8 +81,7 @@ def linear_layer(graph: Graph, node: Node) -> LinearLayer | None:
 
 def is_linear(graph: Graph, node: Node) -> bool:
     """Whether a node is a linear operator, of constant or computed operands."""
-    entry = lookup(node, graph.opset(node.domain))
-    return entry is not None and entry.linear is not None
+    return (entry := lookup(node, graph.opset(node.domain))) is not None and entry.linear is not None
 
 
 def has_product(graph: Graph, node: Node) -> bool:

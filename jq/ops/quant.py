@@ -63,7 +63,7 @@ def quantized(x: Array, scale: Array, zero_point: Array | None, dtype: Any) -> A
 # ---------------------------------------------------------------------------------------------
 
 
-def _along(parameter: Array | None, x: Array, axis: int, block_size: int) -> Any:
+def aligned(parameter: Array | None, x: Array, axis: int, block_size: int = 0) -> Any:
     """A scale or zero point that broadcasts against x: per tensor, per axis or per block of an axis."""
     if parameter is None:
         return None
@@ -87,7 +87,7 @@ def quantize_linear(
     """The quotient is taken in float32, as onnxruntime does even for float16, unless `precision` says otherwise."""
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8
     dtype = np.dtype(dtype if y_zero_point is None else y_zero_point.dtype)
-    scale, zero_point = _along(y_scale, x, axis, block_size), _along(y_zero_point, x, axis, block_size)
+    scale, zero_point = aligned(y_scale, x, axis, block_size), aligned(y_zero_point, x, axis, block_size)
     x, scale = x.astype(jnp.float32), scale.astype(jnp.float32)
     if precision:
         info = jnp.finfo(helper.tensor_dtype_to_np_dtype(precision))
@@ -109,7 +109,7 @@ def dequantize_linear(
     output_dtype: int = 0,
 ) -> Array:  # fmt: skip
     dtype = helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else x_scale.dtype
-    scale, zero_point = _along(x_scale, x, axis, block_size), _along(x_zero_point, x, axis, block_size)
+    scale, zero_point = aligned(x_scale, x, axis, block_size), aligned(x_zero_point, x, axis, block_size)
     if jnp.issubdtype(x.dtype, jnp.integer):
         x = x.astype(jnp.int32)
         x = x if zero_point is None else x - zero_point.astype(jnp.int32)

@@ -28,22 +28,18 @@ def _dtype(dtype: int | None, like: Array | None = None) -> Any:
     return jax.dtypes.canonicalize_dtype(wanted)
 
 
-def _normal(shape: Any, dtype: Any, key: Array, mean: float, scale: float) -> Array:
-    return mean + scale * jax.random.normal(key, tuple(shape), dtype)
-
-
 @op("RandomNormal")
 def random_normal(
     *, dtype: int, mean: float, scale: float, seed: float | None = None, shape: Any, ctx: Context
 ) -> Array:
-    return _normal(shape, _dtype(dtype), _key(seed, ctx), mean, scale)
+    return mean + scale * jax.random.normal(_key(seed, ctx), tuple(shape), _dtype(dtype))
 
 
 @op("RandomNormalLike")
 def random_normal_like(
     x: Array, *, dtype: int | None = None, mean: float, scale: float, seed: float | None = None, ctx: Context
 ) -> Array:
-    return _normal(x.shape, _dtype(dtype, x), _key(seed, ctx), mean, scale)
+    return mean + scale * jax.random.normal(_key(seed, ctx), x.shape, _dtype(dtype, x))
 
 
 @op("RandomUniform")

@@ -211,8 +211,8 @@ def _blend(x: Array, axis: int, places: np.ndarray, scale: float, mode: str, a: 
         dense = np.zeros((len(places), x.shape[axis]), x.dtype)
         np.add.at(dense, (np.arange(len(places))[:, None], index), weights)
         return jnp.moveaxis(jnp.tensordot(dense, x, (1, axis)), 0, axis)
-    used = [(i, w) for i, w in zip(index.T, weights.T, strict=True) if w.any()] or [(index[:, 0], weights[:, 0])]
-    return functools.reduce(operator.add, (take_known(x, axis, i) * layout.along(w, x.ndim, axis) for i, w in used))
+    used = np.flatnonzero(weights.any(0)) if weights.any() else [0]
+    return _blended(x, axis, index[:, used], weights[:, used])
 
 
 def _saturated(x: Array, kind: Any) -> Array:

@@ -43,10 +43,10 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
     wanted = max(USUAL, graph.opset()) if version is None else version
     if graph.opset() == wanted:
         return graph
-    if _means_the_same(graph, wanted):
+    if all(node.domain or _keeps(node, graph.opset(), wanted) for node in graph.walk()):
         return graph.replace(opsets={**graph.opsets, "": wanted})
     try:
-        return _brought_back(_converted(_resizes_aside(graph, wanted), wanted))
+        converted = _converted(_resizes_aside(graph, wanted), wanted)
     except Exception as error:  # onnx's converter raises several kinds
         if version is None and graph.opset() >= LEAST:
             return graph
@@ -54,6 +54,9 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
         raise ConfigError(
             f"the model, of opset {graph.opset()}, cannot be converted to opset {wanted}: {reason[0]}"
         ) from error
+    opsets = {domain: version for domain, version in converted.opsets.items() if domain != _ASIDE}
+    nodes = tuple(n.replace(domain="") if n.domain == _ASIDE else n for n in converted.nodes)
+    return converted.replace(nodes=nodes, opsets=opsets)
 
 
 def check_opset(version: int | None) -> None:
@@ -65,12 +68,8 @@ def check_opset(version: int | None) -> None:
         )
 
 
-def _means_the_same(graph: Graph, version: int) -> bool:
-    """Whether every node has the same meaning at another version, which is common, downwards too."""
-    return all(node.domain or _keeps(node, graph.opset(), version) for node in graph.walk())
-
-
 def _keeps(node: Node, before: int, after: int) -> bool:
+    """Whether a node has the same meaning at another version, which is common, downwards too."""
     old, new = schema(node.op_type, "", before), schema(node.op_type, "", after)
     if old is None or new is None or old.since_version == new.since_version:
         return old is not None and new is not None
@@ -118,9 +117,3 @@ def _resizes_aside(graph: Graph, version: int) -> Graph:
         attrs |= {"nearest_mode": "floor"} if attrs["mode"] == "nearest" else {}
         nodes[node] = Node("Resize", (node.inputs[0], roi, name), node.outputs, attrs, node.name, _ASIDE)
     return graph.edit(nodes, arrays).replace(opsets={**graph.opsets, _ASIDE: 1}) if nodes else graph
-
-
-def _brought_back(graph: Graph) -> Graph:
-    opsets = {domain: version for domain, version in graph.opsets.items() if domain != _ASIDE}
-    nodes = tuple(n.replace(domain="") if n.domain == _ASIDE else n for n in graph.nodes)
-    return graph.replace(nodes=nodes, opsets=opsets)

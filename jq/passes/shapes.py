@@ -62,7 +62,7 @@ class _Codes:
 
 
 def fold_shapes(graph: Graph) -> Graph:
-    """Return the graph with static shapes, and what is computed from them, as constants.
+    """The graph with static shapes, and what is computed from them, as constants.
 
     Where the batch is dynamic, the target of a Reshape becomes a constant with 0 (this dim as before)
     and -1 (what remains), if that is certain.
@@ -105,19 +105,15 @@ def _follow(
     if not all(i in integers for i in node.inputs if i):
         return
     given = {i: integers[i] for i in node.inputs if i}
-    dtype = integers[node.inputs[0]].dtype
+    dtype, placed = integers[node.inputs[0]].dtype, all(integers[i].known for i in node.inputs[1:] if i)
     try:
         if node.op_type == "Cast":
             to = _INTEGERS.get(node.attrs.get("to", 0))
             if to is not None:
                 yield node.outputs[0], _Ints(integers[node.inputs[0]].elements, to)
-        elif node.op_type == "Concat" or (
-            node.op_type in _MOVES and all(integers[i].known for i in node.inputs[1:] if i)
-        ):
-            results = evaluate(node, opset, {i: g.elements for i, g in given.items()})
-            yield from (
-                (o, _Ints(r, dtype)) for o, r in zip(node.outputs, results, strict=False) if o and r.size <= _SIZE
-            )
+        elif node.op_type in _MOVES and (node.op_type == "Concat" or placed):
+            results = zip(node.outputs, evaluate(node, opset, {i: g.elements for i, g in given.items()}), strict=False)
+            yield from ((o, _Ints(r, dtype)) for o, r in results if o and r.size <= _SIZE)
         elif node.op_type in _ARITHMETIC:
             yield node.outputs[0], _Ints(_arithmetic(node, opset, given, codes), dtype)
     except Error:  # a broken node is reported where it is traced
@@ -125,11 +121,9 @@ def _follow(
 
 
 def _arithmetic(node: Node, opset: int, given: Mapping[str, _Ints], codes: _Codes) -> np.ndarray:
-    """Return an elementwise node's output; results that involve a code are unknown."""
+    """An elementwise node's output; results that involve a code are unknown."""
     (result,) = evaluate(node, opset, {i: np.where(g.coded, 1, g.elements) for i, g in given.items()})
-    touched = np.zeros(result.shape, bool)
-    for operand in given.values():
-        touched |= operand.coded
+    touched = np.logical_or.reduce(np.broadcast_arrays(result, *(g.coded for g in given.values()))[1:])
     unknown = np.array([codes.new() for _ in range(result.size)], np.int64).reshape(result.shape)
     return np.where(touched, unknown, result)
 
@@ -137,7 +131,7 @@ def _arithmetic(node: Node, opset: int, given: Mapping[str, _Ints], codes: _Code
 def _target(
     graph: Graph, node: Node, integers: Mapping[str, _Ints], types: Mapping[str, Value], codes: _Codes
 ) -> np.ndarray | None:
-    """Return a constant Reshape target equivalent to the computed one, or None."""
+    """A constant Reshape target equivalent to the computed one, or None."""
     if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2 or node.attrs.get("allowzero", 0):
         return None
     target = integers.get(node.inputs[1])
