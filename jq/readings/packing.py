@@ -51,9 +51,7 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
                 orders.setdefault(name, set()).add(order)
 
     def place(name: str, array: Array) -> Any:
-        (order, *others) = orders.get(name, {None})
-        if order is None or others:
-            return jax.device_put(array, where)
-        return packed(array, order, where)
+        order, *others = orders.get(name, {None})
+        return jax.device_put(array, where) if order is None or others else packed(array, order, where)
 
     return {name: place(name, array) for name, array in params.items()}

@@ -68,8 +68,7 @@ def trace(
 
     With `taps` it returns `(outputs, tapped)`: the named tensors, or what a function makes of each;
     a tap that reduces its tensor keeps the result only, XLA frees or fuses the tensor, and wrapped in
-    `AnyOrder` it costs no transpose. `outputs`
-    picks other tensors than the graph's outputs; nodes that nothing asks for are not computed.
+    `AnyOrder` it costs no transpose. `outputs` picks other tensors than the graph's; the rest is not computed.
     `lowering` is "cpu" or "native" (XLA's own convolutions); by default the backend decides.
 
     Called on concrete arrays the function compiles itself, and computes 64-bit types as such where

@@ -62,24 +62,21 @@ class Progress:
         changes: dict[int, Change] = {}
         for key, array in self.arrays.items():
             where, unit, kind, tensor = key.split("/", 3)
-            if int(where) != stage:
-                continue
-            arrays, scales = changes.setdefault(int(unit), ({}, {}))
-            if kind == "array":
-                arrays[tensor] = array
-            elif kind == "scale":
-                scales[tensor] = dataclasses.replace(self.plan[tensor], scale=array[()])
+            if int(where) == stage:
+                arrays, scales = changes.setdefault(int(unit), ({}, {}))
+                if kind == "array":
+                    arrays[tensor] = array
+                elif kind == "scale":
+                    scales[tensor] = dataclasses.replace(self.plan[tensor], scale=array[()])
         return changes
 
     def keep(self, stage: int, unit: int, arrays: Mapping[str, Any], scales: Mapping[str, QParams]) -> None:
         """Add what a unit's tuning changed."""
         if self.path is None:
             return
-        changed = {f"array/{k}": np.asarray(a) for k, a in arrays.items()}
-        changed |= {f"scale/{k}": np.asarray(q.scale) for k, q in scales.items()}
-        self.arrays.update(
-            {f"{stage}/{unit}/{k}": np.ascontiguousarray(a) for k, a in (changed or {"none/": np.zeros(1)}).items()}
-        )
+        changed = {f"array/{k}": a for k, a in arrays.items()} | {f"scale/{k}": q.scale for k, q in scales.items()}
+        for key, array in (changed or {"none/": np.zeros(1)}).items():
+            self.arrays[f"{stage}/{unit}/{key}"] = np.ascontiguousarray(array)
         files.write(self.path, safetensors.numpy.save(self.arrays, {"identity": self.identity}))
 
     def forget(self) -> None:

@@ -69,8 +69,11 @@ def finetune(
     >>> params.keys() == graph.params.keys()
     True
     """
-    config, start = resolve(config), time.perf_counter()
-    roundings = dict(roundings or {})
+    config, start, roundings = resolve(config), time.perf_counter(), dict(roundings or {})
+
+    def in_time() -> bool:
+        return time_budget is None or time.perf_counter() - start < time_budget
+
     check_tunable(config, plan, roundings)
     data = readable_again(data, graph.inputs, config.seed)
     params = dict(graph.params) | dict(params or {})
@@ -91,13 +94,13 @@ def finetune(
             ) -> bool:
                 saved.keep(number, i, arrays, scales)
                 report(record.unit, record.before, record.after)
-                return time_budget is None or time.perf_counter() - start < time_budget
+                return in_time()
 
-            if time_budget is not None and time.perf_counter() - start >= time_budget:
+            if not in_time():
                 break
             given = (graph, params, plan, group, store, config, number, roundings)
             params, plan = tune_stage(*given, skip=saved.done(number), done=done)
-    if time_budget is None or time.perf_counter() - start < time_budget:  # else more can be tuned from it
+    if in_time():  # else more can be tuned from it
         saved.forget()
     return params, rescaled(graph, plan)
 
@@ -165,8 +168,7 @@ def draws(stage: str, group: list[Unit], plan: Plan) -> bool:
 
 def rounding_of(stage: str, config: QuantConfig, roundings: Mapping[str, Rounding]) -> Rounding:
     """The rounding of a stage that tunes layers."""
-    given = {"steps": config.finetune_steps, "learning_rate": config.finetune_rate}
-    numbers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    numbers = _given(steps=config.finetune_steps, learning_rate=config.finetune_rate)
     match stage:
         case "bias":
             return nearest
@@ -181,6 +183,10 @@ def rounding_of(stage: str, config: QuantConfig, roundings: Mapping[str, Roundin
     return roundings[stage.removeprefix(OWN)]
 
 
+def _given(**settings: Any) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if v is not None}
+
+
 def _method(
     graph: Graph, plan: Plan, config: QuantConfig, parts: list[Unit], store: Store, number: int,
     roundings: Mapping[str, Rounding],
@@ -188,30 +194,27 @@ def _method(
     """How each unit is tuned in a stage."""
     stage = config.stages[number]
     key = jax.random.fold_in(jax.random.key(config.seed), number)
-    steps, rate = config.finetune_steps, config.finetune_rate
-    given: dict[str, Any] = {k: v for k, v in {"steps": steps, "weights": rate}.items() if v is not None}
+    numbers = _given(steps=config.finetune_steps, weights=config.finetune_rate)
     drop, at_once = config.finetune_drop or None if stage == "block" else None, 2 if stage == "network" else None
-    how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **given)
-    free: list[tuple[str, ...]] = []
-    counts: dict[str, Any] = {}
-    if kind_of(stage) != "layer":
-        free = _free(graph, plan, config)
-        counts = fisher(graph, parts, {k: chunks[0] for k, chunks in store.inputs.items()}, key)
+    how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **numbers)
+    by_layer = kind_of(stage) == "layer"
+    free = [] if by_layer else _free(graph, plan, config)
+    first = {k: chunks[0] for k, chunks in store.inputs.items()}
+    counts = {} if by_layer else fisher(graph, parts, first, key)
 
     def reconstruct(site: Site) -> tuple[Site, float, float]:
         importance = site.unit.inside({t: counts[t] for t in site.unit.outputs if t in counts})
-        inside = site.plan.activations.keys()
         named = [tuple(site.unit.names.get(t, "") for t in group) for group in free]
+        groups = [group for group in named if site.plan.activations.keys() >= set(group)]
         standing = len(violations(graph, site.network, config))
 
         def allowed(moved: Site) -> bool:
             whole = site.network.replace(site.unit.outside(dict(moved.plan.activations)))
             return len(violations(graph, whole, config)) <= standing
 
-        groups = [group for group in named if inside >= set(group)]
         return tune_unit(site, how, groups, allowed, importance, jax.random.fold_in(key, site.index))
 
-    if kind_of(stage) != "layer":
+    if not by_layer:
         return reconstruct
     rounding = rounding_of(stage, config, roundings)
 

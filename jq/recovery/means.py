@@ -31,13 +31,9 @@ class Means:
     count: Array
     slope: Array | None
 
-    def flat(self) -> Means:
-        """Without the slopes."""
-        return dataclasses.replace(self, slope=None)
-
 
 def means(reading: Reading, graph: Graph, layer: int, inputs: Mapping[str, Array], valid: Array) -> Means:
-    """The means of what the node at an index gives after its activation, of feeds."""
+    """The means of what the node at an index gives after its activation, over samples."""
     node = graph.nodes[layer]
     (raw,), after = node.outputs, activation(graph, node)
     first, activated, (output,) = reading(graph.replace(outputs=(Value(raw),))), reading(after), after.output_names
@@ -64,10 +60,10 @@ def activation(graph: Graph, node: Node) -> Graph:
     return graph.replace(nodes=tuple(nodes), inputs=(Value(node.outputs[0]),), outputs=(Value(name),))
 
 
-def fitted(bias: Array, wanted: Means, found: Means) -> np.ndarray:
+def fitted(bias: Array, wanted: Means, quantized: Means) -> np.ndarray:
     """The bias after a step of Newton's method towards the wanted mean."""
-    wanted, found, bias = jax.tree.map(np.asarray, (wanted, found, bias))
-    count = np.maximum(found.count, 1)
-    off, slope = (wanted.total - found.total) / count, found.slope / count
+    wanted, quantized, bias = jax.tree.map(np.asarray, (wanted, quantized, bias))
+    count = np.maximum(quantized.count, 1)
+    off, slope = (wanted.total - quantized.total) / count, quantized.slope / count
     change = np.where(slope > _FLAT, off / np.maximum(slope, _FLAT), 0)
     return bias + change.reshape(bias.shape).astype(np.float32)

@@ -103,14 +103,11 @@ def tune_unit(
         step = functools.partial(_error, site.unit.pattern, trial, site.params, site.plan, scale)
         return float(added(concurrently(step, site.codes, site.targets, site.valid))) / samples
 
-    def moved(trial: Tuned) -> Site:
-        return _moved(site, trial)
-
     old = best = error(start)
     for group in groups:
         for step in (-1, 1):
             trial = dataclasses.replace(start, exponents={**start.exponents, group: start.exponents[group] + step})
-            if allowed(moved(trial)) and (new := error(trial)) < best:
+            if allowed(_moved(site, trial)) and (new := error(trial)) < best:
                 start, best = trial, new
                 break
     tuned = start
@@ -118,11 +115,11 @@ def tune_unit(
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
         trial = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
         trial = dataclasses.replace(trial, exponents={k: jnp.round(e) for k, e in trial.exponents.items()})
-        if allowed(moved(trial)):
+        if allowed(_moved(site, trial)):
             if (new := error(trial)) < best:
                 tuned, best = trial, new
             break
-    return (moved(tuned), old, best) if best < old else (site, old, old)
+    return (_moved(site, tuned), old, best) if best < old else (site, old, old)
 
 
 def _moved(site: Site, tuned: Tuned) -> Site:
@@ -148,9 +145,7 @@ def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Arr
     """The error of each sample: squares by channel, weighed."""
 
     def of(name: str) -> Array:
-        weight = scale[name]
-        if weight.ndim:
-            weight = weight.reshape(-1, *(1,) * max(0, y[name].ndim - 3))
+        weight = scale[name].reshape(-1, *(1,) * max(0, y[name].ndim - 3)) if scale[name].ndim else scale[name]
         return jax.vmap(mse, (0, 0, None))(y[name], z[name], weight)
 
     return sum(of(name) for name in y)
@@ -226,9 +221,7 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
         pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
         for t in unit.outputs:
             square = jnp.square(back[t])
-            channels = (
-                jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2)) if square.ndim > 2 else square.mean()
-            )
+            channels = jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2 or square.ndim < 3))
             counts[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
         for t, g in unit.outside(pulled).items():
             back[t] = back[t] + g if t in back else g

@@ -78,13 +78,11 @@ def joined(chunks: Sequence[Kept]) -> Kept:
         return first
     scales = [1.0 if c.qparams is None else float(c.qparams.scale) for c in chunks]
     scale = max(scales)
-    arrays = [a if s == scale else _times(a, s / scale) for a, s in zip(arrays, scales, strict=True)]
+    for i, (array, own) in enumerate(zip(arrays, scales, strict=True)):
+        if own != scale:
+            arrays[i] = (array.astype(np.float32) * np.float32(own / scale)).astype(array.dtype)
     qparams = first.qparams and dataclasses.replace(first.qparams, scale=jnp.float32(scale))
     return Kept(np.concatenate(arrays), qparams)
-
-
-def _times(array: np.ndarray, factor: float) -> np.ndarray:
-    return (array.astype(np.float32) * np.float32(factor)).astype(array.dtype)
 
 
 def regrouped(chunks: list[Kept], size: int) -> Iterator[Kept]:

@@ -109,7 +109,6 @@ def walk(
                 for t in stream:
                     stream[t] = store.keep(itertools.islice(regrouped(stream[t], size), limit))
             valid = store.valid_of(size)[:limit]
-        read = functools.partial(_read, unit.inputs, names, range(len(valid)))
         given = unit.inside({k: jnp.asarray(a) for k, a in graph.params.items() if k in names})
         site = Site(
             unit=unit,
@@ -118,8 +117,8 @@ def walk(
             plan=unit.plan(plan),
             network=plan,
             results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations},
-            floats=read(floats),
-            codes=read(codes),
+            floats=_read(unit, floats, len(valid)),
+            codes=_read(unit, codes, len(valid)),
             targets=[],
             means=[],
             valid=valid,
@@ -130,10 +129,8 @@ def walk(
         made = list(concurrently(step, site.floats, valid))
         site = site.replace(targets=[target for target, _ in made], means=[mean for _, mean in made])
         if skip is not None and i in skip:
-            arrays, scales = skip[i]
-            site = site.replace(params=site.params | unit.inside(arrays)).replace(
-                plan=site.plan.replace(unit.inside(scales))
-            )
+            arrays, scales = map(unit.inside, skip[i])
+            site = site.replace(params=site.params | arrays, plan=site.plan.replace(scales))
         elif goes_on and unit.layers:
             standing, planned = site.params, site.plan.activations
             site, old, new = tune(site)
@@ -206,8 +203,8 @@ def _release() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _read(inputs: Sequence[str], names: Mapping[str, str], count: range, kept: Mapping[str, Any]) -> list[Tensors]:
-    return [{names[t]: kept[t][j] for t in inputs} for j in count]
+def _read(unit: Unit, kept: Mapping[str, Any], chunks: int) -> list[Tensors]:
+    return [{unit.names[t]: kept[t][j] for t in unit.inputs} for j in range(chunks)]
 
 
 def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
@@ -226,7 +223,7 @@ def _floating(
     if layer is None:
         return kept, None
     mean = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
-    return kept, mean.flat()
+    return kept, dataclasses.replace(mean, slope=None)
 
 
 @program(1)

@@ -26,7 +26,7 @@ from jq.readings.integer.explain import Explained, Log
 from jq.readings.integer.reading import Reading, centred
 from jq.readings.integer.recognition import recognize
 from jq.readings.packing import read_order
-from jq.readings.tracing import trace, unsupported
+from jq.readings.tracing import Traced, trace, unsupported
 from jq.readings.walk import best_lowering
 from jq.util import cache
 
@@ -124,11 +124,8 @@ class Chip:
             return jax.device_put(array)
         graph, held = self.reading.graph, centred(array)
         ends = [e for n in graph.consumers.get(name, ()) for e in _ends(graph, n, name)]
-        orders = {_order(graph, reader, tensor) for reader, tensor in ends}
-        order = orders.pop() if len(orders) == 1 else None
-        if order is None:
-            return jax.device_put(held)
-        return layout.packed(held, order)
+        order, *others = {_order(graph, reader, tensor) for reader, tensor in ends} or {None}
+        return jax.device_put(held) if order is None or others else layout.packed(held, order)
 
     @functools.cached_property
     def _run(self) -> Program:
@@ -144,10 +141,7 @@ class Chip:
 
     @functools.cached_property
     def _codes(self) -> Callable[..., dict[str, Any]]:
-        def run(params: Any, inputs: Any, given: Any) -> dict[str, Any]:
-            return self.reading.run(params, inputs, given).codes
-
-        return jax.jit(run)
+        return jax.jit(lambda *given: self.reading.run(*given).codes)
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays, if they are those that the model declares."""
@@ -155,7 +149,7 @@ class Chip:
         return self._float.checked(arrays)
 
     @functools.cached_property
-    def _float(self) -> Any:
+    def _float(self) -> Traced:
         return trace(self.graph)
 
 

@@ -7,6 +7,7 @@ has a constant, a factor or fewer bits that made it another number; what has non
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -90,11 +91,8 @@ class Log:
     def summary(self) -> str:
         """Some lines: totals by cause, and where the run first diverges."""
         elements, differs = sum(r.elements for r in self.rows), sum(r.differs for r in self.rows)
-        causes: dict[str, int] = {}
-        for row in self.rows:
-            for cause, count in row.causes.items():
-                causes[cause] = causes.get(cause, 0) + count
-        named = ", ".join(f"{cause} {count:,}" for cause, count in sorted(causes.items(), key=lambda c: -c[1]))
+        causes = sum((collections.Counter(row.causes) for row in self.rows), collections.Counter[str]())
+        named = ", ".join(f"{cause} {count:,}" for cause, count in causes.most_common())
         first, flagged = self.first_divergence, sum(r.inexact for r in self.rows)
         lines = [
             f"{self.target}: {elements:,} integers of {len(self.rows)} tensors on {self.samples} samples",
@@ -108,8 +106,7 @@ class Log:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the integers, for JSON."""
-        derived = ("bits", "unexplained")
-        rows = [dataclasses.asdict(r) | {name: getattr(r, name) for name in derived} for r in self.rows]
+        rows = [dataclasses.asdict(r) | {"bits": r.bits, "unexplained": r.unexplained} for r in self.rows]
         first = self.first_divergence
         return {
             "target": self.target,
@@ -129,7 +126,7 @@ _ADDED = ("elements", "ties", "saturated", "inexact", "differs", "diverged")
 
 
 def _sum(one: RoundingRow, other: RoundingRow) -> RoundingRow:
-    causes = {c: one.causes.get(c, 0) + other.causes.get(c, 0) for c in {**one.causes, **other.causes}}
+    causes = dict(collections.Counter(one.causes) + collections.Counter(other.causes))
     counts = {name: getattr(one, name) + getattr(other, name) for name in _ADDED}
     return dataclasses.replace(one, **counts, causes=causes, largest=max(one.largest, other.largest))
 

@@ -57,9 +57,7 @@ class Learned:
     """Facts that are known once a program is traced: a static part of its outputs, so `jit` returns them every time."""
 
     floats: Mapping[str, str]  # nodes computed in float32, and why
-    places: Mapping[
-        str, tuple[Node, Grid, float]
-    ]  # by tensor of integers, what rounds to it and how far its mean is off
+    places: Mapping[str, tuple[Node, Grid, float]]  # by tensor of integers: node, grid, and how far a mean is off
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,13 +224,13 @@ class Reading:
     def _moved(self, entry: Op, node: Node, opset: int, values: list[Any], reader: Reader) -> Any:
         """The float rule on the integers themselves."""
         first: Fixed | Table = values[0]
-        pooled = (
-            entry.moves == "by order" and entry.layout == "last" and isinstance(first, Fixed) and first.host is None
-        )
-        if any(map(_is_integer, values[1:])) or (entry.moves == "by order" and not first.is_increasing):
+        by_order = entry.moves == "by order"
+        if any(map(_is_integer, values[1:])) or (by_order and not first.is_increasing):
             return NotImplemented
-        if isinstance(first, Fixed) and (first.fraction is not None or (first.per_channel and not pooled)):
-            return NotImplemented
+        if isinstance(first, Fixed):
+            pooled = by_order and entry.layout == "last" and first.host is None
+            if first.fraction is not None or (first.per_channel and not pooled):
+                return NotImplemented
         scope = {n: v for n, v in zip(node.inputs, values, strict=True) if n}
         scope |= {n: a for n in node.inputs if (a := self.graph.arrays.get(n)) is not None}
         scope[node.inputs[0]] = first.array

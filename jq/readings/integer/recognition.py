@@ -26,12 +26,8 @@ Triple = tuple[str, str, str]  # integers, scale and zero point
 Parts = tuple[str, list[Triple], Triple, list[str]]  # a float operator, quantized operands, the result, other operands
 
 _ONE_OPERAND = {
-    "QLinearLeakyRelu": "LeakyRelu",
-    "QLinearSigmoid": "Sigmoid",
-    "QLinearAveragePool": "AveragePool",
-    "QLinearGlobalAveragePool": "GlobalAveragePool",
-    "QLinearReduceMean": "ReduceMean",
-    "QLinearSoftmax": "Softmax",
+    f"QLinear{name}": name
+    for name in ("LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "ReduceMean", "Softmax")
 }
 _TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
 # Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
@@ -114,9 +110,8 @@ def _check(graph: Graph, node: Node) -> None:
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.kind != "V":
             raise ModelError(f"{where} is of type {array.dtype}; it must be a float")
         values = array.astype(np.float32)
-        if values.size and not (np.isfinite(values) & (values > 0)).all():
-            wrong = values[~(np.isfinite(values) & (values > 0))].reshape(-1)[0]
-            raise ModelError(f"{where} is {wrong:g}; it must be positive and finite")
+        if (wrong := values[~(np.isfinite(values) & (values > 0))]).size:
+            raise ModelError(f"{where} is {wrong[0]:g}; it must be positive and finite")
         if zeros is not None and zeros.size not in (1, values.size):
             raise ModelError(f"{where} has {values.size} values, and its zero point {zeros.size}")
         held = graph.arrays.get(codes)
@@ -203,9 +198,9 @@ def _read(node: Node) -> Parts | None:
 def rounded_grid(graph: Graph, node: Node) -> Grid | None:
     """The grid of what a quantizer or an integer operator puts out; None of any other node, or of a computed one."""
     read = _read(node)
-    names = ("", "") if read is None else read[2][1:]
+    names: Sequence[str] = ("", "") if read is None else read[2][1:]
     if node.op_type == "QuantizeLinear":
-        names = (*node.inputs, "")[1], (*node.inputs, "")[2]
+        names = (*node.inputs, "")[1:3]
     scale, zero_point = (graph.arrays.get(name) for name in names)
     if scale is None or scale.size != 1:
         return None

@@ -69,8 +69,8 @@ def simulate(
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()
     >>> model = jq.quantize(jq.zoo.path("fashion_resnet"), images[:16], "XINT8").model
-    >>> found = simulate(jq.integer.load(model, "aie2_even"), images[:8])
-    >>> found.log.unexplained, found.agreements[0].top1
+    >>> results = simulate(jq.integer.load(model, "aie2_even"), images[:8])
+    >>> results.log.unexplained, results.agreements[0].top1
     (0, 1.0)
     """
     source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
@@ -101,19 +101,18 @@ class _OnnxRuntime:
             self.absent = str(error)
 
     def run(self, sample: Sample) -> dict[str, np.ndarray] | None:
-        if self.absent is not None:
-            return None
-        try:
-            return self.session(sample)
-        except ModelError as error:
-            self.absent = str(error)
-            return None
+        if self.absent is None:
+            try:
+                return self.session(sample)
+            except ModelError as error:
+                self.absent = str(error)
+        return None
 
 
 def _size(chip: Chip, source: Source) -> int:
     """The number of samples that the chip takes at once: several, if the model takes any number and none is left over."""
-    several = chip.any_batch and source.length
-    return max(d for d in range(1, _BATCH + 1) if source.length % d == 0) if several else 1  # type: ignore[operator]
+    length = source.length if chip.any_batch and source.length else 1
+    return max(d for d in range(1, _BATCH + 1) if length % d == 0)
 
 
 def _joined(batch: Batch) -> Sample:
@@ -183,8 +182,7 @@ class _Dump:
             return
         self.grids |= log.grids
         for index, (name, array) in enumerate(log.codes.items()):
-            if array.ndim == 0 or len(array) != count:  # no batch leads it
-                array = array[None]
+            array = array if array.ndim and len(array) == count else array[None]  # no batch leads it
             if name not in self.files:
                 self.files[name] = self.folder / f"{index:04}_{files.safe_name(name)}.npy"
                 self.shapes[name] = [0, *array.shape[1:]]
@@ -203,16 +201,8 @@ class _Dump:
             raw = np.memmap(path, _stored(grid.grid), "r", shape=tuple(self.shapes[name]))
             np.save(path.with_suffix(".tmp.npy"), raw)
             os.replace(path.with_suffix(".tmp.npy"), path)
-            rows.append(
-                {
-                    "tensor": name,
-                    "file": path.name,
-                    "dtype": grid.grid.name,
-                    "shape": self.shapes[name],
-                    "scale": float(grid.scale),
-                    "zero_point": grid.zero_point,
-                }
-            )
+            row = {"tensor": name, "file": path.name, "dtype": grid.grid.name, "shape": self.shapes[name]}
+            rows.append(row | {"scale": float(grid.scale), "zero_point": grid.zero_point})
         manifest = {"target": self.chip.target.name, "tensors": rows}
         (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 

@@ -122,14 +122,7 @@ def _merged_all(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> 
 
 
 def _finished(sums: Mapping[str, np.ndarray]) -> Channels:
-    pixels = float(sums["pixels"])
-    zero = np.zeros_like(sums["reach"])
-    return Channels(
-        reach=sums["reach"],
-        mean=sums["total"] / pixels,
-        power=sums["squares"] / pixels,
-        active=sums["active"] / pixels,
-        over=sums.get("over", zero) / pixels,
-        beyond=sums.get("beyond", zero) / pixels,
-        pixels=round(pixels / float(sums["samples"])),
-    )
+    pixels, zero = float(sums["pixels"]), np.zeros_like(sums["reach"])
+    names = ("total", "squares", "active", "over", "beyond")
+    mean, power, active, over, beyond = (sums.get(name, zero) / pixels for name in names)
+    return Channels(sums["reach"], mean, power, active, over, beyond, round(pixels / float(sums["samples"])))

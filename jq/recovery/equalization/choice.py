@@ -28,7 +28,7 @@ def choose(noise: Noise, optimum: np.ndarray) -> np.ndarray:
     members = {int(g): np.nonzero(group == g)[0] for g in np.unique(group) if g != group[FIXED]}
     of_group = {g: [i for i, (_, groups) in enumerate(noise.terms) if g in groups] for g in members}
     now = optimum.copy()
-    values = [term(now) for term, _ in noise.terms]
+    values = {i: term(now) for i, (term, _) in enumerate(noise.terms)}
     for _ in range(_SWEEPS):
         before = now
         for g, classes in members.items():
@@ -36,12 +36,11 @@ def choose(noise: Noise, optimum: np.ndarray) -> np.ndarray:
             for z, preferred in _candidates(np.log2(now[classes])):
                 trial = now.copy()
                 trial[classes] = np.exp2(np.minimum(z, np.floor(limit[classes]) if preferred else limit[classes]))
-                found = {i: noise.terms[i][0](trial) for i in of_group[g]}
-                total = sum(found.values())
+                tried = {i: noise.terms[i][0](trial) for i in of_group[g]}
+                total = sum(tried.values())
                 if total < least * (1 + preferred * _AS_GOOD):
                     now, least = trial, total
-                    for i, value in found.items():
-                        values[i] = value
+                    values |= tried
         if np.array_equal(now, before):
             break
     ones = np.ones_like(now)

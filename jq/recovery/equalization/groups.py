@@ -237,26 +237,27 @@ def _is_homogeneous(graph: Graph, node: Node) -> bool:
     if node.op_type not in _HOMOGENEOUS:
         return False
     if node.op_type == "Pad":
-        if _pads_channels(graph, node):
-            return False
-        if attributes(graph, node).get("mode", "constant") != "constant":
-            return True
-        value = graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
-        given = len(node.inputs) > 2 and node.inputs[2] and value is None
-        return not given and not np.any(node.attrs.get("value", 0)) and (value is None or not np.any(value))
+        rank = _rank(graph, node.inputs[0])
+        padded = None if rank is None else padded_axes(graph, node, rank)
+        return padded is not None and padded.isdisjoint((0, 1)) and pads_homogeneously(graph, node)
     if node.op_type == "Resize":  # where what lies outside has a value of its own
         return node.attrs.get("coordinate_transformation_mode") != "tf_crop_and_resize"
     return True
 
 
-def _pads_channels(graph: Graph, node: Node) -> bool:
-    """Whether a Pad moves channels, or may."""
-    pads, rank = _ints(graph, node, "pads"), _rank(graph, node.inputs[0])
-    axes = _ints(graph, node, "axes", 3)
-    if pads is None or rank is None or (axes is None and len(node.inputs) > 3 and node.inputs[3]):
-        return True
-    padded = [a % rank for a in axes] if axes is not None else list(range(rank))
-    return any(pad for axis, pad in zip(padded * 2, pads, strict=False) if axis < 2)
+def pads_homogeneously(graph: Graph, node: Node) -> bool:
+    """Whether a Pad puts zeros, or values of its input, around it."""
+    value = graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else node.attrs.get("value", 0)
+    return node.attrs.get("mode", "constant") != "constant" or (value is not None and not np.any(value))
+
+
+def padded_axes(graph: Graph, node: Node, rank: int) -> set[int] | None:
+    """The axes that a Pad makes longer or shorter; None if they are not known."""
+    pads, axes = known_ints(graph, node, "pads"), known_ints(graph, node, "axes", 3)
+    if pads is None or (axes is None and len(node.inputs) > 3 and node.inputs[3]):
+        return None
+    places = list(range(rank)) if axes is None else [a % rank for a in axes]
+    return {axis for axis, pad in zip(places * 2, pads, strict=False) if pad}
 
 
 def _repeats(graph: Graph, node: Node) -> int:
@@ -265,12 +266,11 @@ def _repeats(graph: Graph, node: Node) -> int:
     if before is None or after is None or len(after) < 2:
         return 0
     if node.op_type in ("ReduceMean", "ReduceMax", "ReduceSum"):
-        axes = _ints(graph, node, "axes")
-        inner = axes is not None and {a % len(before) for a in axes} == set(range(2, len(before)))
-        spatial = inner or (
-            len(after) == len(before) and axes is not None and not {0, 1} & {a % len(before) for a in axes}
-        )
-        return 1 if spatial and before[1] == after[1] else 0
+        if (given := known_ints(graph, node, "axes")) is None:
+            return 0
+        axes, kept = {a % len(before) for a in given}, len(after) == len(before)
+        spatial = axes == set(range(2, len(before))) or (kept and axes.isdisjoint((0, 1)))
+        return int(spatial and before[1] == after[1])
     if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
         if node.op_type == "Flatten" and attributes(graph, node).get("axis", 1) != 1:
             return 0
@@ -283,9 +283,8 @@ def _repeats(graph: Graph, node: Node) -> int:
             return 1
         return size // channels if len(after) == 2 or all(d == 1 for d in after[2:]) else 0
     if node.op_type == "PRelu":
-        slope = graph.arrays.get(node.inputs[1])
-        return 1 if slope is not None else 0
-    return 1 if before[:2] == after[:2] and len(before) == len(after) else 0
+        return int(node.inputs[1] in graph.arrays)
+    return int(before[:2] == after[:2] and len(before) == len(after))
 
 
 def _bound(graph: Graph, node: Node) -> float | None:
@@ -301,7 +300,7 @@ def _bound(graph: Graph, node: Node) -> float | None:
     return float(high)
 
 
-def _ints(graph: Graph, node: Node, attribute: str, index: int = 1) -> Sequence[int] | None:
+def known_ints(graph: Graph, node: Node, attribute: str, index: int = 1) -> Sequence[int] | None:
     """Numbers that are an attribute in old operator sets and a constant input in new ones."""
     if attribute in node.attrs:
         return [int(i) for i in node.attrs[attribute]]

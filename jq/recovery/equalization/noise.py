@@ -137,11 +137,9 @@ class Noise:
     def terms(self) -> tuple[tuple[Callable[[np.ndarray], float], frozenset[int]], ...]:
         """The noise of each tensor as a function of the factors, with the groups whose factors matter."""
         group = self.groups.group
-        activations = [(a.noise, frozenset(group[a.classes].tolist())) for a in self.activations]
-        weights = [
-            (w.noise, frozenset([*group[w.made].tolist(), *group[w.read].ravel().tolist()])) for w in self.weights
-        ]
-        return (*activations, *weights)
+        terms = [(a.noise, a.classes) for a in self.activations]
+        terms += [(w.noise, np.append(w.made, w.read)) for w in self.weights]
+        return tuple((noise, frozenset(group[classes].tolist())) for noise, classes in terms)
 
     def total(self, factors: np.ndarray) -> float:
         """The predicted noise, as a part of the power of the network's outputs."""
@@ -157,7 +155,9 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
     ]
     bounds = {node.outputs[0]: bound for node, bound in groups.clips}
     unrounded = absorbed(graph).keys() | _moved(graph)
-    pooled = _pooled(graph) if "align_pool" in config.constraints else {}
+    # Averages have the step of their inputs, as the NPU's pools need.
+    aligned = graph.nodes if "align_pool" in config.constraints else ()
+    pooled = {node.outputs[0]: node.inputs[0] for node in aligned if pools_average(node)}
     activations = []
     for name in groups.channels:
         if name in seen and name in important and name not in unrounded:
@@ -184,14 +184,7 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
 
 def _moved(graph: Graph) -> set[str]:
     """Tensors that hold the rounded values of others."""
-    rules = [(node, rule_of(graph, node)) for node in graph.nodes]
-    return {o for node, rule in rules if rule is not None and rule.shares for o in node.outputs}
-
-
-def _pooled(graph: Graph) -> dict[str, str]:
-    """Averages that have the step of their inputs, as the NPU's pools need; output -> input."""
-    pools = [n for n in graph.nodes if pools_average(n)]
-    return {n.outputs[0]: n.inputs[0] for n in pools}
+    return {o for node in graph.nodes if (rule := rule_of(graph, node)) and rule.shares for o in node.outputs}
 
 
 def importance(graph: Graph, groups: Groups, seen: Mapping[str, Channels]) -> dict[str, Importance]:
@@ -226,10 +219,9 @@ class _Backwards:
     def add(self, name: str, white: np.ndarray, steady: np.ndarray, part: float) -> None:
         """Add a reader of a tensor."""
         if name in self.channels:
-            old = self.importance.get(name)
-            self.importance[name] = (
-                Importance(white, steady) if old is None else Importance(white + old.white, steady + old.steady)
-            )
+            if (old := self.importance.get(name)) is not None:
+                white, steady = white + old.white, steady + old.steady
+            self.importance[name] = Importance(white, steady)
             self.parts[name] = self.parts.get(name, 0.0) + part
 
     def spread(self, name: str, part: float) -> None:

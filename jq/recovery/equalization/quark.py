@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from jq.arithmetic import layout
 from jq.graph import Graph, Node
 from jq.ops.linear import linear_layer, scale_and_shift
 from jq.passes.affine import is_float
+from jq.recovery.equalization.groups import known_ints, padded_axes, pads_homogeneously
 from jq.recovery.equalization.rewrite import rewritten
 
 PAIR_OPS = frozenset({"Relu", "LeakyRelu", "Pad", "ReduceMean"})
@@ -56,14 +57,6 @@ class Arrays:
 
     weight: np.ndarray
     bias: np.ndarray | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Factors:
-    """Factors of the channels between two layers: `up` where they are made, `down` where they are read."""
-
-    up: np.ndarray
-    down: np.ndarray
 
 
 Chain = tuple[Layer, ...]
@@ -103,10 +96,7 @@ def equalize_as_quark(
             arrays |= _equalized(chain, arrays, threshold, append_bias)
         moved = [k for k in arrays if arrays[k] is not previous[k]]
         latest = sum(_mean_change(previous[k].weight, arrays[k].weight) for k in moved)
-        if abs(latest - change) > 1e-9:
-            change, repeats = latest, 0
-        else:
-            repeats += 1
+        change, repeats = (latest, 0) if abs(latest - change) > 1e-9 else (change, repeats + 1)
         if change <= tolerance or repeats == _REPEATS:
             break
     return rewritten(graph, {k.node: {1: a.weight, 2: a.bias} for k, a in arrays.items()})
@@ -171,31 +161,15 @@ def _rank_after(graph: Graph, node: Node, rank: int) -> int | None:
     """The rank of the output, or None where channels do not stay apart on axis 1 or are not just multiplied."""
     if node.op_type not in ("Pad", "ReduceMean"):
         return rank
-    axes = _ints(graph, node, "axes", 3 if node.op_type == "Pad" else 1)
     if node.op_type == "Pad":
-        pads = _ints(graph, node, "pads", 1)
-        value = (
-            graph.arrays.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else node.attrs.get("value", 0)
-        )
-        zeros = node.attrs.get("mode", "constant") != "constant" or (value is not None and not np.any(value))
-        if pads is None or not zeros or (axes is None and len(node.inputs) > 3 and node.inputs[3]):
-            return None
-        axes = range(rank) if axes is None else [a % rank for a in axes]
-        amounts = dict(zip(axes, zip(pads, pads[len(pads) // 2 :], strict=False), strict=False))
-        return None if any(amounts.get(1, ())) else rank
-    if not axes or 1 in (axes := [a % rank for a in axes]):
+        padded = padded_axes(graph, node, rank)
+        return None if padded is None or 1 in padded or not pads_homogeneously(graph, node) else rank
+    axes = {a % rank for a in known_ints(graph, node, "axes", 1) or ()}
+    if not axes or 1 in axes:
         return None
     if node.attrs.get("keepdims", 1):
         return rank
     return None if 0 in axes else rank - len(axes)
-
-
-def _ints(graph: Graph, node: Node, attribute: str, index: int) -> Sequence[int] | None:
-    """Numbers that are an attribute in old operator sets and a constant input in new ones."""
-    if attribute in node.attrs:
-        return [int(i) for i in node.attrs[attribute]]
-    name = node.inputs[index] if index < len(node.inputs) else ""
-    return [int(i) for i in graph.constants[name].reshape(-1)] if name in graph.constants else None
 
 
 # Which factors are good: functions of rows, the weights of one channel each
@@ -283,17 +257,18 @@ def _equalized(
             bias = np.broadcast_to(bias.reshape(-1).astype(made[0].dtype), len(made[0]))
         s = pair_factors(made[0], read[1], bias, threshold=threshold)
         with np.errstate(all="ignore"):
-            between = [Factors(s, 1 / s)]
+            ups, downs = [s], [1 / s]
     else:
-        between = [Factors(1 / s, s) for s in triple_factors(made[0], made[1], read[2])]
+        downs = list(triple_factors(made[0], made[1], read[2]))
+        ups = [1 / s for s in downs]
     arrays_of = {}
-    for layer, before, after in zip(chain, [None, *between], [*between, None], strict=True):
+    for layer, down, up in zip(chain, [None, *downs], [*ups, None], strict=True):  # where channels are read, and made
         weight, bias = arrays[layer].weight, arrays[layer].bias
-        if before is not None:
-            weight = _times(weight, before.down, layer.inputs)
-        if after is not None:
-            weight = _times(weight, after.up, layer.outputs)
-            bias = None if bias is None else _times(bias, after.up, -1)
+        if down is not None:
+            weight = _times(weight, down, layer.inputs)
+        if up is not None:
+            weight = _times(weight, up, layer.outputs)
+            bias = None if bias is None else _times(bias, up, -1)
         arrays_of[layer] = Arrays(weight, bias)
     return arrays_of if all(_is_finite(a.weight, a.bias) for a in arrays_of.values()) else {}
 
@@ -352,14 +327,10 @@ def equalize_stem(graph: Graph) -> Graph:
     norms = list(_norms(graph, stem.outputs[0], 0, len(s)))
     if not norms or None in norms:
         return graph
-    new: dict[Node, dict[int, np.ndarray | None]] = {
-        stem: {1: _times(old.weight, s, 0), 2: None if old.bias is None else _times(old.bias, s, 0)}
-    }
+    new = {stem: {1: _times(old.weight, s, 0)} | ({} if old.bias is None else {2: _times(old.bias, s, 0)})}
     for norm, offset in filter(None, norms):
         of_norm = new.setdefault(norm, {i: graph.params[norm.inputs[i]].copy() for i in (1, 3)})
-        gamma, mean = of_norm[1], of_norm[3]
-        assert gamma is not None and mean is not None
-        span = slice(offset, offset + len(s))
+        gamma, mean, span = of_norm[1], of_norm[3], slice(offset, offset + len(s))
         gamma[span], mean[span] = _wide(gamma[span]) / s, _wide(mean[span]) * s
     return rewritten(graph, new) if all(_is_finite(*of_node.values()) for of_node in new.values()) else graph
 
@@ -378,9 +349,8 @@ def _norms(graph: Graph, name: str, offset: int, count: int) -> Iterator[tuple[N
             yield None
         elif node.op_type == "Concat":
             for index in (i for i, n in enumerate(node.inputs) if n == name):
-                shapes = [v.shape if (v := graph.values.get(n)) else None for n in node.inputs[:index]]
-                channels = [s[1] if s is not None and len(s) == 4 else None for s in shapes]
-                known = [c for c in channels if isinstance(c, int)]
+                shapes = [v.shape or () for n in node.inputs[:index] if (v := graph.values.get(n))]
+                known = [s[1] for s in shapes if len(s) == 4 and isinstance(s[1], int)]
                 if node.attrs.get("axis", 1) != 1 or len(known) < index:
                     yield None
                 else:

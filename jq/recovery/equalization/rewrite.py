@@ -17,25 +17,23 @@ def scaled(graph: Graph, groups: Groups, factors: np.ndarray) -> Graph:
 
     Factors that are powers of two change no output by a bit. The graph itself if an array would not be finite.
     """
-    found: dict[Node, dict[int, np.ndarray | None]] = {}
+    changed: dict[Node, dict[int, np.ndarray]] = {}
     for layer in groups.layers:
         up, down = factors[groups.channels[layer.y]], factors[groups.channels[layer.x][layer.reads]]
         weight = graph.params[layer.node.inputs[1]]
         factor = np.broadcast_to((up[:, None] / down)[:, :, None], layer.weight.shape)
         with np.errstate(over="ignore"):
-            arrays: dict[int, np.ndarray | None] = {1: (weight * layer.turned(factor)).astype(weight.dtype)}
+            arrays = {1: (weight * layer.turned(factor)).astype(weight.dtype)}
         if layer.bias is not None:
             bias = graph.params[layer.node.inputs[2]]
             with np.errstate(over="ignore"):
                 own = (np.broadcast_to(bias.reshape(-1), up.shape) * up).astype(bias.dtype)
-            same = bias.size < own.size and (own == own[0]).all()  # one number for all channels stays one
-            arrays[2] = (
-                own[:1].reshape(bias.shape) if same else own.reshape(bias.shape) if bias.size == own.size else own
-            )
-        if not all(np.isfinite(a).all() for a in arrays.values() if a is not None):
+            own = own[:1] if (own == own[0]).all() and bias.size == 1 else own  # one number for all channels stays one
+            arrays[2] = own.reshape(bias.shape) if bias.size == own.size else own
+        if not all(np.isfinite(a).all() for a in arrays.values()):
             return graph
-        found[layer.node] = arrays
-    return rewritten(graph, found)
+        changed[layer.node] = arrays
+    return rewritten(graph, changed)
 
 
 def rewritten(graph: Graph, arrays: Mapping[Node, Mapping[int, np.ndarray | None]]) -> Graph:
