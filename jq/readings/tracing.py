@@ -124,7 +124,7 @@ class Traced:
         traced = {k: v for k, v in inputs.items() if k not in known}
         with jax.enable_x64(True) if self.wide else contextlib.nullcontext():
             try:
-                outputs = self._compiled(_Known(known), dict(params), plan, traced)
+                outputs = self._compiled(_Known.of(known), dict(params), plan, traced)
             except jax.errors.JaxRuntimeError as error:
                 raise ModelError(f"the model does not run on this machine: {str(error).splitlines()[0]}") from error
         return jax.tree.map(_Known.unwrap, outputs, is_leaf=lambda v: isinstance(v, _Known))
@@ -218,26 +218,21 @@ def _has_text(value: Any) -> bool:
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class _Known:
-    """Known values as a static argument of `jit`, or, as strings are, a static part of its outputs.
+    """Known values as a static argument of `jit`, or, as strings are, a static part of its outputs."""
 
-    Equal when their bytes are.
-    """
+    key: str  # the same for the same bytes
+    values: dict[str, Any] = dataclasses.field(compare=False)
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-        self.key = digest(values)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.key == other.key
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> _Known:
+        return cls(digest(values), values)
 
     @staticmethod
     def wrap(value: Any) -> Any:
         """Text in a form that leaves `jit`."""
-        return _Known({"": value}) if _has_text(value) else value
+        return _Known.of({"": value}) if _has_text(value) else value
 
     @staticmethod
     def unwrap(value: Any) -> Any:

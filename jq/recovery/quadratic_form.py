@@ -106,7 +106,9 @@ def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Arr
 
 def _thin(counted: Array, *others: Array) -> list[Array]:
     """Sums of products of thin groups, all groups at once and some positions at a time, which stay in the caches."""
-    blocks = [_blocks(a) for a in (counted, *others)]
+    pads = [((0, -len(a) % _AT_ONCE), *((0, 0),) * (a.ndim - 1)) for a in (counted, *others)]  # zeros at the end
+    padded = [jnp.pad(a, pad) for a, pad in zip((counted, *others), pads, strict=True)]
+    blocks = [a.reshape(-1, _AT_ONCE, *a.shape[1:]) for a in padded]
 
     def step(total: list[Array], block: list[Array]) -> tuple[list[Array], None]:
         x, *ys = block
@@ -115,12 +117,6 @@ def _thin(counted: Array, *others: Array) -> list[Array]:
     start = [jnp.zeros((counted.shape[1], *y.shape[1:]), y.dtype) for y in others]
     total, _ = jax.lax.scan(step, start, blocks)
     return [jnp.moveaxis(f, -1, 0) for f in total]
-
-
-def _blocks(a: Array) -> Array:
-    """(positions, ...) as (blocks, some, ...), with zeros at the end."""
-    padded = jnp.pad(a, ((0, -len(a) % _AT_ONCE), *((0, 0),) * (a.ndim - 1)))
-    return padded.reshape(-1, _AT_ONCE, *a.shape[1:])
 
 
 def _outputs(rows: Array, columns: Array) -> Array:

@@ -34,11 +34,9 @@ from jq.graph import Graph
 from jq.plan.planning import make_plan
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import predicted_noise
-from jq.recovery.equalization.choice import choose
-from jq.recovery.equalization.factors import limits, optimize
-from jq.recovery.equalization.groups import FIXED
+from jq.recovery.equalization.factors import choose, limits, optimize
+from jq.recovery.equalization.groups import FIXED, scaled
 from jq.recovery.equalization.noise import Activation, Noise, Weight
-from jq.recovery.equalization.rewrite import scaled
 from jq.research.sensitivities import sensitivity
 
 _NEAR = np.arange(-2, 3)  # octaves by which a channel's exponent may change in a turn

@@ -12,11 +12,9 @@ from jq.config import resolve
 from jq.passes.prepare import prepare
 from jq.recovery.equalization import equalize, equalize_as_quark
 from jq.recovery.equalization.channels import Channels, measure
-from jq.recovery.equalization.choice import choose
-from jq.recovery.equalization.factors import limits, optimize
-from jq.recovery.equalization.groups import FIXED, find_groups
+from jq.recovery.equalization.factors import choose, limits, optimize
+from jq.recovery.equalization.groups import FIXED, find_groups, scaled
 from jq.recovery.equalization.noise import Grid, Weight, predict
-from jq.recovery.equalization.rewrite import scaled
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
 

@@ -25,10 +25,10 @@ The program is
     minimize over s > 0   sum_t noise_t(s) + C_t(s)      subject to   s_c <= b / R_tc  at each ReLU6.
 
 Without C it is a geometric program: in log s each noise is a maximum times a sum of exponentials of linear functions, so
-its logarithm is convex. `factors` solves it by Adam with maxima as p-norms that sharpen. `choice` then tries shifts
+its logarithm is convex. `factors` solves it by Adam with maxima as p-norms that sharpen, then tries shifts
 and powers of two for each group of channels with the steps that MinMSE takes, clipping counted, because steps that
 are powers of two follow ranges in jumps; ones are kept where they predict no more noise. `groups` says where factors may
-go, `channels` measures R, a and p, `noise` predicts, and `rewrite` multiplies. Meller et al., Same, Same But Different
+go and multiplies, `channels` measures R, a and p, and `noise` predicts. Meller et al., Same, Same But Different
 (arXiv:1902.01917), maximize the SQNR of single layers in the same way.
 """
 
@@ -39,13 +39,11 @@ from typing import Any
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
 from jq.recovery.equalization.channels import Channels, measure
-from jq.recovery.equalization.choice import choose
-from jq.recovery.equalization.factors import optimize
-from jq.recovery.equalization.groups import find_groups
+from jq.recovery.equalization.factors import choose, optimize
+from jq.recovery.equalization.groups import find_groups, scaled
 from jq.recovery.equalization.noise import Noise, predict
 from jq.recovery.equalization.quark import equalize_as_quark
 from jq.recovery.equalization.ranges import even_ranges
-from jq.recovery.equalization.rewrite import scaled
 
 
 def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None) -> Graph:

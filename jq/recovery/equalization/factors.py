@@ -1,13 +1,16 @@
-"""The factors of all classes that minimize the predicted noise, a geometric program (see the package's docstring).
+"""The factors of all classes that minimize the predicted noise: with steps that follow ranges, then with real steps.
 
-In the logarithms of the factors the logarithm of the noise is convex, except for what Clips pass. Adam descends it, with
-maxima as p-norms that sharpen from round to round. A weight's range is taken over the elements that are largest in
-their row or column, chosen anew in each round.
+The first is a geometric program (see the package's docstring): in the logarithms of the factors the logarithm of the
+noise is convex, except for what Clips pass. Adam descends it, with maxima as p-norms that sharpen from round to round.
+A weight's range is taken over the elements that are largest in their row or column, chosen anew in each round. A step
+that is a power of two may be up to twice as long as a range needs: a factor for a whole group changes no ratio within
+it, but how its ranges lie to those powers.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,6 +27,9 @@ _RATE = (0.2, 0.02)  # and the longest step, in octaves
 _STEPS = 24  # per round
 _DECAY = (0.8, 0.95)  # of Adam's moments
 
+_PARTS = 6  # of an octave, by which the factors of a group are shifted
+_SWEEPS = 2
+_AS_GOOD = 0.01  # more noise that powers of two may leave, which change no value of the float model by a bit
 _TINY = 1e-30  # in place of ranges of zero
 
 Arrays = dict[str, Any]
@@ -50,6 +56,43 @@ def limits(noise: Noise) -> np.ndarray:
     return factors
 
 
+def choose(noise: Noise, optimum: np.ndarray) -> np.ndarray:
+    """Return factors [classes] near an optimum, group by group, or ones where these leave no more noise.
+
+    The noise counted is that at steps of powers of two, of which MinMSE takes one.
+    """
+    group, limit = noise.groups.group, np.log2(limits(noise))
+    members = {int(g): np.nonzero(group == g)[0] for g in np.unique(group) if g != group[FIXED]}
+    of_group = {g: [i for i, (_, groups) in enumerate(noise.terms) if g in groups] for g in members}
+    now = optimum.copy()
+    values = {i: term(now) for i, (term, _) in enumerate(noise.terms)}
+    for _ in range(_SWEEPS):
+        before = now
+        for g, classes in members.items():
+            least = sum(values[i] for i in of_group[g])
+            for z, preferred in _candidates(np.log2(now[classes])):
+                trial = now.copy()
+                trial[classes] = np.exp2(np.minimum(z, np.floor(limit[classes]) if preferred else limit[classes]))
+                tried = {i: noise.terms[i][0](trial) for i in of_group[g]}
+                total = sum(tried.values())
+                if total < least * (1 + preferred * _AS_GOOD):
+                    now, least = trial, total
+                    values |= tried
+        if np.array_equal(now, before):
+            break
+    ones = np.ones_like(now)
+    return now if noise.total(now) < noise.total(ones) else ones
+
+
+def _candidates(z: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+    """Logarithms to try in place of a group's, and whether they are whole numbers."""
+    for part in range(-_PARTS // 2, _PARTS // 2 + 1):
+        if part:
+            yield z + part / _PARTS, False
+    yield np.zeros_like(z), True
+    yield np.rint(z), True
+
+
 def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
     """The noise as a function of further factors f: that of a tensor is (step of range)^2 * ups * downs.
 
@@ -59,7 +102,7 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
     parts = _Parts()
     for tensor in noise.activations:
         f, classes = s[tensor.classes], tensor.classes
-        parts.tensor(tensor.grid.codes)
+        parts.codes.append(tensor.grid.codes)
         parts.put("ranges", tensor.seen.reach * f, classes, FIXED, cap=tensor.bound)
         parts.put("ups", tensor.importance.white * tensor.seen.active / f**2, classes, FIXED)
         parts.put("downs", np.ones(1), FIXED, FIXED)
@@ -70,7 +113,7 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
         up, down = s[weight.made], s[weight.read]
         size = weight.kernels * (up[:, None] / down).astype(np.float32)
         read = np.broadcast_to(weight.read, size.shape)
-        parts.tensor(weight.grid.codes)
+        parts.codes.append(weight.grid.codes)
         for at in ((np.arange(len(size)), size.argmax(1)), (size.argmax(0), np.arange(size.shape[1]))):
             parts.put("ranges", size[at].astype(np.float64), weight.made[at[0]], read[at], cap=np.inf)
         counts, power = weight.importance * weight.size.shape[2] / up**2, weight.power * down**2
@@ -88,14 +131,10 @@ class _Parts:
 
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, np.ndarray]]] = {k: [] for k in ("ranges", "ups", "downs", "passed")}
-        self.codes: list[float] = []
-
-    def tensor(self, codes: float) -> None:
-        """Begin the next tensor."""
-        self.codes.append(codes)
+        self.codes: list[float] = []  # of each tensor so far
 
     def put(self, name: str, value: np.ndarray, over: Any, under: Any, **more: Any) -> None:
-        """Add values of the tensor, with the classes whose factors multiply and divide them."""
+        """Add values of the last tensor, with the classes whose factors multiply and divide them."""
         whole = {"over": over, "under": under, "tensor": len(self.codes) - 1, **more}
         arrays = {k: np.ravel(np.broadcast_to(v, value.shape)) for k, v in whole.items()}
         self.lists[name].append({"value": np.ravel(value), **arrays})

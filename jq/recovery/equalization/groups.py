@@ -1,4 +1,5 @@
-"""Where factors may go: which channels of which tensors share one, and which must stay as they are.
+"""Where factors may go: which channels of which tensors share one, and which must stay as they are; and the graph
+multiplied by them.
 
 A positive factor of a channel passes through what is positively homogeneous, f(s x) = s f(x), and stops at layers,
 whose weights take it in: those that make the channel are multiplied, those that read it divided. So the channels of
@@ -15,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jq.graph import Graph, Node
+from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
+from jq.graph.unused import remove_unused
 from jq.ops.linear import linear_layer
 from jq.passes.affine import is_float
 
@@ -89,18 +92,15 @@ class _Finder:
         interface = (*graph.inputs, *graph.outputs)
         made = (o for n in graph.nodes for o in n.outputs if o)
         for name in dict.fromkeys((*(v.name for v in interface), *made)):
-            self._add(name)
+            value = graph.values.get(name)
+            if name in graph.arrays or value is None or value.shape is None or len(value.shape) < 2:
+                continue
+            count = value.shape[1]
+            if value.dtype in (np.float32, np.float16, np.float64) and isinstance(count, int) and count > 0:
+                self.channels[name] = np.arange(self.total, self.total + count)
+                self.total += count
         for value in interface:
             self.fix(value.name)
-
-    def _add(self, name: str) -> None:
-        value = self.graph.values.get(name)
-        if name in self.graph.arrays or value is None or value.shape is None or len(value.shape) < 2:
-            return
-        count = value.shape[1]
-        if value.dtype in (np.float32, np.float16, np.float64) and isinstance(count, int) and count > 0:
-            self.channels[name] = np.arange(self.total, self.total + count)
-            self.total += count
 
     def fix(self, *names: str) -> None:
         """No factors for these tensors."""
@@ -224,6 +224,47 @@ def layer_of(graph: Graph, node: Node) -> Layer | None:
         return None
     flat = None if bias is None else np.broadcast_to(bias.reshape(-1), outputs).astype(np.float32)
     return Layer(node, by_output.weight.astype(np.float32, copy=False), flat, by_output.reads, by_output.folded)
+
+
+def scaled(graph: Graph, groups: Groups, factors: np.ndarray) -> Graph:
+    """Return the graph with every channel multiplied by the factor of its class, and its readers' weights divided.
+
+    Factors that are powers of two change no output by a bit. The graph itself if an array would not be finite.
+    """
+    changed: dict[Node, dict[int, np.ndarray]] = {}
+    for layer in groups.layers:
+        up, down = factors[groups.channels[layer.y]], factors[groups.channels[layer.x][layer.reads]]
+        weight = graph.params[layer.node.inputs[1]]
+        factor = np.broadcast_to((up[:, None] / down)[:, :, None], layer.weight.shape)
+        with np.errstate(over="ignore"):
+            arrays = {1: (weight * layer.turned(factor)).astype(weight.dtype)}
+        if layer.bias is not None:
+            bias = graph.params[layer.node.inputs[2]]
+            with np.errstate(over="ignore"):
+                own = (np.broadcast_to(bias.reshape(-1), up.shape) * up).astype(bias.dtype)
+            own = own[:1] if (own == own[0]).all() and bias.size == 1 else own  # one number for all channels stays one
+            arrays[2] = own.reshape(bias.shape) if bias.size == own.size else own
+        if not all(np.isfinite(a).all() for a in arrays.values()):
+            return graph
+        changed[layer.node] = arrays
+    return rewritten(graph, changed)
+
+
+def rewritten(graph: Graph, arrays: Mapping[Node, Mapping[int, np.ndarray | None]]) -> Graph:
+    """Return the graph with other arrays at these inputs of these nodes; an array that others read too is not touched."""
+    taken = set(graph.tensors)
+    nodes: dict[Node, Node | None] = {}
+    changed: dict[str, np.ndarray] = {}
+    for node, of_node in arrays.items():
+        inputs = list(node.inputs)
+        for index, array in of_node.items():
+            if array is None or np.array_equal(array, graph.params[inputs[index]]):
+                continue
+            if graph.sole_reader(inputs[index]) is None:
+                inputs[index] = fresh(f"{node.label}.{inputs[index]}", taken)
+            changed[inputs[index]] = array
+        nodes[node] = node.replace(inputs=tuple(inputs))
+    return remove_unused(graph.edit(nodes, changed)) if changed else graph
 
 
 _HOMOGENEOUS = frozenset({

@@ -1,14 +1,9 @@
-"""Cross-layer equalization: channels between two layers get like ranges in both, and the function stays.
+"""Cross-layer equalization as AMD Quark 0.13 computes it: channels between layers get like ranges on either side.
 
-Nagel et al., Data-Free Quantization through Weight Equalization and Bias Correction, arXiv:1906.04721. A tensor of
-weights has one scale, which its largest channel decides; the others use a part of the codes. What stands between
-two layers lets a positive factor through, f(s x) = s f(x), so a channel that the first layer makes s times larger
-and the second reads with weights s times smaller changes nothing, and s is free to be chosen.
-
-Patterns, equations and their order are those of AMD Quark 0.13, in float32 as there. Where Quark would change the
-function, it is left: Pads not of zeros, outputs within a chain, groups that are not depthwise; and arrays that
-others read too are copied. Three parts: `find_chains` says where factors may go, `*_factors` which ones are good,
-the rest multiplies.
+After Nagel et al. (arXiv:1906.04721, see `ranges`), with patterns, equations and their order of Quark's, in float32 as
+there. Where Quark would change the function, it is left: Pads not of zeros, outputs within a chain, groups that are
+not depthwise; and arrays that others read too are copied. `find_chains` says where factors may go, `*_factors` which
+ones are good, the rest multiplies.
 """
 
 from __future__ import annotations
@@ -23,8 +18,7 @@ from jq.arithmetic import layout
 from jq.graph import Graph, Node
 from jq.ops.linear import linear_layer, scale_and_shift
 from jq.passes.affine import is_float
-from jq.recovery.equalization.groups import known_ints, padded_axes, pads_homogeneously
-from jq.recovery.equalization.rewrite import rewritten
+from jq.recovery.equalization.groups import known_ints, padded_axes, pads_homogeneously, rewritten
 
 PAIR_OPS = frozenset({"Relu", "LeakyRelu", "Pad", "ReduceMean"})
 TRIPLE_OPS = frozenset({"Relu"})
@@ -95,7 +89,8 @@ def equalize_as_quark(
         for chain in order:
             arrays |= _equalized(chain, arrays, threshold, append_bias)
         moved = [k for k in arrays if arrays[k] is not previous[k]]
-        latest = sum(_mean_change(previous[k].weight, arrays[k].weight) for k in moved)
+        differences = (_wide(previous[k].weight) - _wide(arrays[k].weight) for k in moved)
+        latest = sum(float(np.abs(d.astype(np.float64)).mean()) for d in differences)
         change, repeats = (latest, 0) if abs(latest - change) > 1e-9 else (change, repeats + 1)
         if change <= tolerance or repeats == _REPEATS:
             break
@@ -289,10 +284,6 @@ def _times(array: np.ndarray, factors: np.ndarray, axis: int) -> np.ndarray:
 def _wide(array: np.ndarray) -> np.ndarray:
     """In float32, where half floats are multiplied too."""
     return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
-
-
-def _mean_change(old: np.ndarray, new: np.ndarray) -> float:
-    return float(np.abs((_wide(old) - _wide(new)).astype(np.float64)).mean())
 
 
 def _is_finite(*arrays: np.ndarray | None) -> bool:
