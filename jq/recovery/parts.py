@@ -69,9 +69,8 @@ class Unit:
     @functools.cached_property
     def watched(self) -> int | None:
         """The layer, if it goes on in an activation, after which its means are not what its form says."""
-        if self.layer is None or not activation(self.pattern.graph, self.pattern.graph.nodes[self.layer]).nodes:
-            return None
-        return self.layer
+        graph, layer = self.pattern.graph, self.layer
+        return layer if layer is not None and activation(graph, graph.nodes[layer]).nodes else None
 
     def inside(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the network's values that the pattern has, by its names."""
@@ -218,17 +217,12 @@ def _blocks(graph: Graph, cuts: Sequence[int], layers: Set[Node]) -> list[int]:
 
 
 def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
-    made = {o for n in nodes for o in n.outputs if o}
+    made = dict.fromkeys(o for n in nodes for o in n.outputs if o)
     read = dict.fromkeys(r for n in nodes for r in n.reads() if r not in made)
     inputs = [r for r in read if r not in graph.arrays]
     within = set(nodes)
-    outputs = [
-        o
-        for n in nodes
-        for o in n.outputs
-        if o and (o in graph.output_names or any(r not in within for r in graph.consumers.get(o, ())))
-    ]
-    names = {t: f"t{i}" for i, t in enumerate(dict.fromkeys((*read, *(o for n in nodes for o in n.outputs if o))))}
+    outputs = [o for o in made if o in graph.output_names or not within.issuperset(graph.consumers.get(o, ()))]
+    names = {t: f"t{i}" for i, t in enumerate((*read, *made))}
     return Unit(
         tuple(nodes),
         tuple(n for n in nodes if n in layers),
@@ -259,16 +253,8 @@ def _pattern(
     ).with_arrays({names[k]: a for k, a in graph.arrays.items() if k in names})
     known = demanded(part) | part.constants.keys()
     # What is compiled in: structure and known values. Weights are arguments.
-    key = digest(
-        part.nodes,
-        part.inputs,
-        part.outputs,
-        {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()},
-        graph.opsets,
-    )
-    shapes = {
-        k: np.broadcast_to(np.zeros((), a.dtype), a.shape)
-        for k, a in part.params.items()
-        if k not in known and a.size > 1
-    }
+    arrays = {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()}
+    key = digest(part.nodes, part.inputs, part.outputs, arrays, graph.opsets)
+    weights = {k: a for k, a in part.params.items() if k not in known and a.size > 1}
+    shapes = {k: np.broadcast_to(np.zeros((), a.dtype), a.shape) for k, a in weights.items()}
     return Pattern(key, part.replace(params={**part.params, **shapes}))

@@ -147,7 +147,7 @@ class Explained:
             _row(name, node, operators[name], error, {k: int(v) for k, v in counts[name].items()})
             for name, (node, _, error) in learned.places.items()
         )
-        samples = next((np.shape(v)[0] for v in (inputs[v.name] for v in self.chip.graph.inputs) if np.ndim(v)), 1)
+        samples = next((len(inputs[v.name]) for v in self.chip.graph.inputs if np.ndim(inputs[v.name])), 1)
         integers = {row.tensor: np.asarray(integers[row.tensor]) for row in rows}
         grids = {name: grid for name, (_, grid, _) in learned.places.items()}
         return outputs, Log(self.chip.target.name, samples, rows, learned.floats, integers, grids)

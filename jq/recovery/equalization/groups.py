@@ -136,12 +136,10 @@ class _Finder:
             return False
         match node.op_type:
             case "Clip":
-                alone = self.through_clips and graph.sole_reader(x) is node
-                bound = _bound(graph, node) if alone else None
-                if bound is not None and self.tie(x, y):
+                bound = _bound(graph, node) if self.through_clips and graph.sole_reader(x) is node else None
+                if passes := bound is not None and self.tie(x, y):
                     self.clips.append((node, bound))
-                    return True
-                return False
+                return passes
             case "Split":
                 return self._split(node)
             case "Concat":
@@ -159,11 +157,11 @@ class _Finder:
         if y is None or attributes(self.graph, node).get("axis", 1) % (rank or 1) != 1:
             return False
         parts = [self.channels.get(i) for i in node.inputs]
-        counts = [_channels(self.graph, i) for i in node.inputs]
-        if None in counts or sum(c or 0 for c in counts) != len(y):
+        shapes = [_shape(self.graph, i) or () for i in node.inputs]
+        counts = [s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)]
+        if len(counts) < len(parts) or sum(counts) != len(y):
             return False
-        ends = np.cumsum([c or 0 for c in counts])
-        for part, count, end in zip(parts, counts, ends, strict=True):
+        for part, count, end in zip(parts, counts, np.cumsum(counts), strict=True):
             if count:  # of an array, the factors are fixed
                 own = y[end - count : end]
                 self.ties.append((own, np.zeros_like(own) if part is None else part))
@@ -171,10 +169,14 @@ class _Finder:
 
     def _split(self, node: Node) -> bool:
         x, rank = self.channels.get(node.inputs[0]), _rank(self.graph, node.inputs[0])
-        parts = [self.channels.get(o) for o in node.outputs]
-        if x is None or attributes(self.graph, node).get("axis", 0) % (rank or 1) != 1 or any(p is None for p in parts):
+        parts = [self.channels[o] for o in node.outputs if o in self.channels]
+        joined = np.concatenate(parts or [np.zeros(0, np.int64)])
+        if (
+            x is None
+            or attributes(self.graph, node).get("axis", 0) % (rank or 1) != 1
+            or len(parts) < len(node.outputs)
+        ):
             return False
-        joined = np.concatenate([p for p in parts if p is not None])
         if len(joined) == len(x):
             self.ties.append((joined, x))
         return len(joined) == len(x)
@@ -357,9 +359,3 @@ def _shape(graph: Graph, name: str) -> tuple[int | str | None, ...] | None:
 def _rank(graph: Graph, name: str) -> int | None:
     shape = _shape(graph, name)
     return None if shape is None else len(shape)
-
-
-def _channels(graph: Graph, name: str) -> int | None:
-    shape = _shape(graph, name)
-    count = shape[1] if shape is not None and len(shape) > 1 else None
-    return count if isinstance(count, int) else None
