@@ -66,49 +66,49 @@ def residual(steps: Array, least: Array, most: Array) -> Array:
     return steps - lax.round(jnp.clip(steps, least, most), lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-class Sums(NamedTuple):
+class ErrorSums(NamedTuple):
     """Sums over a tensor at each candidate [K], and the tensor's range."""
 
     total: Array  # of the residuals
     square: Array  # of their squares
     reach: Array  # [2]: the largest of the negated values, and of the values
 
-    def merged(self, other: Sums) -> Sums:
+    def merged(self, other: ErrorSums) -> ErrorSums:
         """The sums over both parts of a tensor."""
         total, square = self.total + other.total, self.square + other.square
-        return Sums(total, square, jnp.maximum(self.reach, other.reach))
+        return ErrorSums(total, square, jnp.maximum(self.reach, other.reach))
 
-    def reduced(self) -> Sums:
+    def reduced(self) -> ErrorSums:
         """The sums over the last axis."""
-        return Sums(self.total.sum(-1), self.square.sum(-1), self.reach.max(-1))
+        return ErrorSums(self.total.sum(-1), self.square.sum(-1), self.reach.max(-1))
 
 
 def error_sums(
     x: Array, inverse: Array, least: Array, most: Array, *, slopes: Array | None = None, length: int | None = None
-) -> Sums:
+) -> ErrorSums:
     """Return the sums of x's residuals, if given times slopes, at candidates with these inverse scales [K].
 
     They are accumulated elementwise over pieces of the tensor and reduced last: a reduction of each candidate's errors
     costs ten times as much, as XLA does not vectorize a clip inside one. The slice is of the flat tensor because XLA
     divides indices to slice a reshaped one, and the reshape stands inside the loop because it would be fused with what
-    computes the tensor. Sums that the caller does not use cost nothing.
+    computes the tensor. ErrorSums that the caller does not use cost nothing.
     """
     arrays = [x] if slopes is None else [x, slopes]
     length = _piece(x.size) if length is None else length
     inverse, least, most = (jnp.reshape(v, (-1, 1)) for v in (inverse, least, most))
 
-    def terms(piece: Array, *slope: Array) -> Sums:
+    def terms(piece: Array, *slope: Array) -> ErrorSums:
         errors = residual(piece * inverse, least, most)
         errors = errors * slope[0] if slope else errors
-        return Sums(errors, jnp.square(errors), piece * signs)
+        return ErrorSums(errors, jnp.square(errors), piece * signs)
 
-    def step(state: Sums, index: Array) -> tuple[Sums, None]:
+    def step(state: ErrorSums, index: Array) -> tuple[ErrorSums, None]:
         pieces = (lax.dynamic_slice(v.reshape(-1), (index * length,), (length,)) for v in arrays)
         return state.merged(terms(*pieces)), None
 
     # One array for both ends: two vectors and their reductions make a small network's calibration a third slower.
     signs, zeros, count = jnp.array([[-1.0], [1.0]]), jnp.zeros((inverse.size, length)), x.size // length
-    none = Sums(zeros, zeros, jnp.full((2, length), -jnp.inf))
+    none = ErrorSums(zeros, zeros, jnp.full((2, length), -jnp.inf))
     sums = lax.scan(step, none, jnp.arange(count))[0].reduced()
     rest = [v.reshape(-1)[count * length :] for v in arrays]
     return sums.merged(terms(*rest).reduced()) if rest[0].size else sums

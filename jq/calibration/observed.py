@@ -16,9 +16,9 @@ import numpy as np
 from jq.arithmetic import layout
 from jq.arithmetic.exponents import MINMSE
 from jq.calibration.observers import (
+    ChannelSums,
     ErrorTable,
     HistogramObserver,
-    Means,
     Moments,
     MovingRange,
     Observer,
@@ -72,7 +72,7 @@ def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bo
     """The observers that a method needs; `again` says whether the data can be read twice."""
     observers: dict[str, Observer] = {}
     if config.corrects_bias and linear:
-        observers["means"] = Means(only=linear)
+        observers["means"] = ChannelSums(only=linear)
     if config.moving_average is not None:
         observers["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":

@@ -167,7 +167,7 @@ class Moments(Observer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Means(Observer):
+class ChannelSums(Observer):
     """Count and sum of each channel of some tensors."""
 
     axis: int | None = 1

@@ -36,7 +36,7 @@ Program = Callable[[Any, Any, Any], Any]
 _AT_ONCE = 2  # batches in memory that are computed at the same time
 
 
-class Reading(Protocol):
+class GraphFunction(Protocol):
     """A graph read as a function: a `Traced`."""
 
     @property
@@ -75,7 +75,7 @@ class Stream:
     wide: bool  # whether 64-bit types are data
 
     @classmethod
-    def of(cls, source: Source, size: int, *readings: Reading, mesh: Mesh | None = None) -> Stream:
+    def of(cls, source: Source, size: int, *readings: GraphFunction, mesh: Mesh | None = None) -> Stream:
         """The stream for programs that call these readings, by default on one device."""
         mesh = local_mesh(1) if mesh is None else mesh
         devices, static = devices_of(mesh), frozenset[str]().union(*(r.static_inputs for r in readings))

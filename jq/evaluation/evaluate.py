@@ -35,7 +35,7 @@ from jq.util import files
 from jq.util.progress import progress_bar
 
 __all__ = [
-    "METRICS", "Accuracy", "Classification", "Evaluation", "Labels", "ResultRow", "Scores", "Total", "classify",
+    "METRICS", "Accuracy", "Classification", "Evaluation", "Labels", "MetricTotal", "ResultRow", "Scores", "classify",
     "compare_folders", "folder_scores", "model_scores", "read_labels",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ class ResultRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Total:
+class MetricTotal:
     """One metric over all results."""
 
     mean: float | None  # None if no result has the metric
@@ -84,13 +84,13 @@ class Evaluation:
         return sum(row.l2 == 0 for row in self.rows)
 
     @property
-    def totals(self) -> Mapping[str, Total]:
+    def totals(self) -> Mapping[str, MetricTotal]:
         """Mean and worst value of each metric; PSNR is over results that differ, since it is infinite for the others."""
         totals = {}
         for metric in METRICS:
             values = [v for row in self.rows if (v := getattr(row, metric)) is not None and math.isfinite(v)]
             mean = float(np.mean(values)) if values else None
-            totals[metric] = Total(mean, (max if metric == "l2" else min)(values, default=None))
+            totals[metric] = MetricTotal(mean, (max if metric == "l2" else min)(values, default=None))
         return totals
 
     def summary(self, count: int = 10) -> str:

@@ -27,7 +27,17 @@ from jq.evidence.report import (
     ends_of,
     worst_first,
 )
-from jq.evidence.side_by_side import Pair, Step, Tensor, Total, activations, added_up, outer_factors, stem_of, tried
+from jq.evidence.side_by_side import (
+    BatchSums,
+    Pair,
+    Tensor,
+    Total,
+    activations,
+    added_up,
+    outer_factors,
+    stem_of,
+    tried,
+)
 from jq.graph.read import ModelLike
 from jq.plan import QParams
 from jq.plan.scales import channel_axes
@@ -83,7 +93,7 @@ def compare(
     """
     pair = Pair.of(model, quantized)
     source = open_source(data, pair.original.inputs, seed=seed).limited(limit)
-    step = Step.of(pair, source, mesh or local_mesh())
+    step = BatchSums.of(pair, source, mesh or local_mesh())
     totals = added_up(step)
     rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
     rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
@@ -204,7 +214,7 @@ def _reason(figures: _Figures, activation: bool, constrained: bool) -> str:
     return "range" if figures.clipped > _MOST * figures.own else "rounding"
 
 
-def _activation_row(step: Step, tensor: Tensor, total: Total) -> TensorRow:
+def _activation_row(step: BatchSums, tensor: Tensor, total: Total) -> TensorRow:
     sums, gains = total.sums, total.gains
     lost, own, clipped, beyond = map(float, sums["values"])
     xx, xy, yy, shift, _, _ = sums["channels"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jq.arithmetic import layout
 from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.evidence.lint_rules import Found, Rule, counted, float_params, listed, rule
@@ -133,7 +134,7 @@ def _channel_ranges(graph: Graph) -> Iterator[tuple[Node, str, np.ndarray]]:
             continue
         seen.add(layer.weight)
         by_output = layer.unfolded(weight)
-        rows = np.moveaxis(weight, layer.axis, 0) if by_output is None else by_output.weight
+        rows = layout.rows(weight, layer.axis) if by_output is None else by_output.weight
         axes = tuple(range(1, rows.ndim))
         ranges = np.maximum(rows.max(axes), -rows.min(axes))
         if np.isfinite(ranges).all():  # else `non-finite` has said so

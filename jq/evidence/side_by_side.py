@@ -184,7 +184,7 @@ def activations(graph: Graph) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class BatchSums:
     """A batch to the sums of each of its samples, compiled."""
 
     pair: Pair
@@ -192,7 +192,7 @@ class Step:
     stream: Stream
 
     @classmethod
-    def of(cls, pair: Pair, source: Source, mesh: Mesh) -> Step:
+    def of(cls, pair: Pair, source: Source, mesh: Mesh) -> BatchSums:
         """The step for data like the source's."""
         readers = [_tapped(g, p, activations(g)) for g, p in pair.graphs]
         stream = Stream.of(source, _BATCH * devices_of(mesh), *readers, mesh=mesh)
@@ -314,7 +314,7 @@ class Total:
     gains: np.ndarray  # by which the quantized model has each channel scaled
 
 
-def added_up(step: Step) -> dict[str, Total]:
+def added_up(step: BatchSums) -> dict[str, Total]:
     """The sums of all samples. The first of them are read twice, as they say where bins lie and what gains are."""
     places = {
         t.name: {"gain": np.ones(t.channels, np.float32), "edges": np.array([0, 1], np.float32)} for t in step.tensors

@@ -112,7 +112,7 @@ class _Quantized(QParams):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Site:
+class _Operator:
     """An operator between dequantization and quantization."""
 
     node: Node
@@ -163,7 +163,7 @@ def _is(node: Node | None, op_type: str) -> bool:
     return node is not None and node.op_type == op_type and node.domain in ("", MICROSOFT)
 
 
-def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Site | None:
+def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Operator | None:
     outputs: list[_Quantized] = []
     replaced: list[Node] = []
     for name in node.outputs:
@@ -176,7 +176,7 @@ def _site(graph: Graph, node: Node, read: Mapping[str, _Quantized]) -> _Site | N
         return None
     outputs = [c if c.tensor else dataclasses.replace(named[0], tensor="") for c in outputs]
     inputs, attrs = tuple(read.get(i) for i in node.inputs), attributes(graph, node)
-    return _Site(node, graph.opset(), attrs, inputs, tuple(outputs), tuple(replaced), graph.arrays)
+    return _Operator(node, graph.opset(), attrs, inputs, tuple(outputs), tuple(replaced), graph.arrays)
 
 
 _UNREAD = _Quantized(np.zeros(()), np.zeros(()), UINT8, tensor="", written=("", ""))
@@ -236,7 +236,7 @@ def _codes(graph: Graph, node: Node, tensor: str) -> _Quantized | None:
 # --- Products ---
 
 
-def _conv(site: _Site) -> _Made | None:
+def _conv(site: _Operator) -> _Made | None:
     if (factors := _factors(site, columns=0)) is None:
         return None
     x, w = factors
@@ -249,7 +249,7 @@ def _conv(site: _Site) -> _Made | None:
     return _Made("QLinearConv", (*x.operands, *w.operands, *site.outputs[0].written, *bias), site.node.attrs, "")
 
 
-def _matmul(site: _Site) -> _Made | None:
+def _matmul(site: _Operator) -> _Made | None:
     if (factors := _factors(site, columns=1)) is None:
         return None
     a, b = factors
@@ -259,7 +259,7 @@ def _matmul(site: _Site) -> _Made | None:
     return _Made("QLinearMatMul", (*a.operands, *b.operands, *site.outputs[0].written), domain="")
 
 
-def _gemm(site: _Site) -> _Made | None:
+def _gemm(site: _Operator) -> _Made | None:
     columns = 0 if site.attrs["transB"] else 1
     if (factors := _factors(site, columns)) is None:
         return None
@@ -272,7 +272,7 @@ def _gemm(site: _Site) -> _Made | None:
     return _Made("QGemm", (*a.operands, *b.operands, *(bias or ("",)), *site.outputs[0].written), attrs)
 
 
-def _factors(site: _Site, columns: int) -> tuple[_Quantized, _Quantized] | None:
+def _factors(site: _Operator, columns: int) -> tuple[_Quantized, _Quantized] | None:
     """Return the two factors if kernels exist for their types; the second may have a scale per output channel."""
     first, second = site.read(0), site.inputs[1]
     if first is None or second is None or second.dtype not in ({_INT8} if first[0].dtype == _INT8 else _BYTES):
@@ -284,7 +284,7 @@ def _factors(site: _Site, columns: int) -> tuple[_Quantized, _Quantized] | None:
     return first[0], second
 
 
-def _bias(site: _Site, products: np.ndarray, beta: float = 1.0) -> tuple[np.ndarray, ...] | None:
+def _bias(site: _Operator, products: np.ndarray, beta: float = 1.0) -> tuple[np.ndarray, ...] | None:
     """The third input in int32 at the scale of the products; empty if there is none, None if it is not exact there."""
     if not site.given(2):
         return ()
@@ -302,7 +302,7 @@ def _bias(site: _Site, products: np.ndarray, beta: float = 1.0) -> tuple[np.ndar
     return (bias.reshape(array.shape) if bias.size == array.size else bias,)  # a scale of shape [1] adds no dim
 
 
-def _fits(site: _Site, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:
+def _fits(site: _Operator, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:
     """Whether no sum of products overflows int32, for constant weights; of others it would take very many."""
     weight = site.arrays.get(w.tensor)
     if weight is None:
@@ -318,7 +318,7 @@ def _fits(site: _Site, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray],
 # --- Elementwise operators, pools and the rest of com.microsoft ---
 
 
-def _elementwise(site: _Site, op_type: str, attrs: Sequence[str] = ()) -> _Made | None:
+def _elementwise(site: _Operator, op_type: str, attrs: Sequence[str] = ()) -> _Made | None:
     """Convert an elementwise operator whose inputs are all quantized, in ONNX's order."""
     inputs = site.operands(*range(len(site.node.inputs)))
     if inputs is None:
@@ -326,14 +326,14 @@ def _elementwise(site: _Site, op_type: str, attrs: Sequence[str] = ()) -> _Made 
     return _Made(op_type, (*inputs, *site.outputs[0].written), {k: site.attrs[k] for k in attrs})
 
 
-def _average_pool(site: _Site) -> _Made | None:
+def _average_pool(site: _Operator) -> _Made | None:
     if any(d != 1 for d in site.attrs.get("dilations", ())):
         return None
     known = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     return _elementwise(site, "QLinearAveragePool", [k for k in known if k in site.attrs])
 
 
-def _softmax(site: _Site) -> _Made | None:
+def _softmax(site: _Operator) -> _Made | None:
     """The kernel takes the floor of the steps in one, 254 for a scale of 1/255: a scale that gives the right number."""
     made = _elementwise(site, "QLinearSoftmax", ["axis"])
     one, scale = np.float32(1), site.outputs[0].scale.reshape(())
@@ -349,14 +349,14 @@ def _softmax(site: _Site) -> _Made | None:
     return dataclasses.replace(made, inputs=(*source, written, zero_point), attrs={**made.attrs, "opset": site.opset})
 
 
-def _concat(site: _Site) -> _Made | None:
+def _concat(site: _Operator) -> _Made | None:
     inputs = site.operands(*range(len(site.node.inputs)))
     if inputs is None:
         return None
     return _Made("QLinearConcat", (*site.outputs[0].written, *inputs), {"axis": site.attrs["axis"]})
 
 
-def _where(site: _Site) -> _Made | None:
+def _where(site: _Operator) -> _Made | None:
     inputs = site.operands(1, 2)
     return None if inputs is None else _Made("QLinearWhere", (site.node.inputs[0], *inputs, *site.outputs[0].written))
 
@@ -364,7 +364,7 @@ def _where(site: _Site) -> _Made | None:
 # --- Data movement ---
 
 
-def _move(site: _Site, since: int = 1, types: frozenset[np.dtype] = _WORDS) -> _Made | None:
+def _move(site: _Operator, since: int = 1, types: frozenset[np.dtype] = _WORDS) -> _Made | None:
     """The operator itself, on codes: where its outputs have the grid of its input."""
     source = site.read(0, types=types)
     if source is None or site.opset < since or not all(source[0].shares(c) for c in site.outputs):
@@ -372,11 +372,11 @@ def _move(site: _Site, since: int = 1, types: frozenset[np.dtype] = _WORDS) -> _
     return _Made(site.node.op_type, (source[0].tensor, *site.node.inputs[1:]), site.node.attrs, "")
 
 
-def _max_pool(site: _Site) -> _Made | None:
+def _max_pool(site: _Operator) -> _Made | None:
     return None if any(site.node.outputs[1:]) else _move(site, since=12, types=_BYTES)
 
 
-def _pad(site: _Site) -> _Made | None:
+def _pad(site: _Operator) -> _Made | None:
     made = _move(site, since=11, types=_BYTES)
     if made is None or site.attrs["mode"] != "constant":
         return made
@@ -387,12 +387,12 @@ def _pad(site: _Site) -> _Made | None:
     return dataclasses.replace(made, inputs=(*made.inputs[:2], code, *made.inputs[3:]))
 
 
-def _resize(site: _Site) -> _Made | None:
+def _resize(site: _Operator) -> _Made | None:
     cuts = site.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"  # and fills in a float
     return None if cuts or site.attrs["mode"] != "nearest" else _move(site, since=10, types=_BYTES)
 
 
-_RULES: Mapping[str, Callable[[_Site], _Made | None]] = {
+_RULES: Mapping[str, Callable[[_Operator], _Made | None]] = {
     "Conv": _conv,
     "Gemm": _gemm,
     "MatMul": _matmul,

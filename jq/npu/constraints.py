@@ -28,7 +28,7 @@ from jq.calibration.observed import cuts_alone
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
-from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, Positions, Reason, Rule, Site, Ways, alike
+from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, NodeTensors, Positions, Reason, Rule, Ways, alike
 from jq.ops.kinds import is_product
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
@@ -251,7 +251,7 @@ class _Cost:
             return between[0]
         return min(between, key=lambda p: (sum(self.error(m, p) for m in self.groups[group]), p))
 
-    def of_way(self, site: Site, way: Mapping[str, int], at: At) -> float:
+    def of_way(self, site: NodeTensors, way: Mapping[str, int], at: At) -> float:
         """The error that a way adds over all that it moves; undoing another rule's move is no gain."""
         added = sum(
             (self.error(m, after) - self.error(m, before)) * self.error.share(site.node, m)
@@ -297,12 +297,12 @@ def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions
     """
     times: Counter[str] = Counter()
 
-    def price(site: Site, way: Mapping[str, int], at: At) -> float:
+    def price(site: NodeTensors, way: Mapping[str, int], at: At) -> float:
         return cost.of_way(site, way, at) + _PRICE * sum(times[cost.links.group(t)] for t in way)
 
     for sweep in itertools.count():
 
-        def choose(rule: Rule, site: Site, at: At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
+        def choose(rule: Rule, site: NodeTensors, at: At, *, patient: bool = sweep < _SWEEPS) -> dict[str, int]:
             ways = [way for way in _ways(rule, site, at) if not rule(site, at.moved(way))] if patient else []
             return min(ways, key=lambda way: price(site, way, at)) if ways else _homeward(rule, site, at)
 
@@ -314,20 +314,20 @@ def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions
             return
 
 
-def _homeward(rule: Rule, site: Site, at: At) -> dict[str, int]:
+def _homeward(rule: Rule, site: NodeTensors, at: At) -> dict[str, int]:
     """All positions at a node as many steps nearer to `_HOME` as the rule takes."""
     here = {t: p for t in (*site.inputs, site.output) if t is not None and (p := at(t)) is not None}
     ways = ({t: p + min(max(_HOME - p, -n), n) for t, p in here.items()} for n in itertools.count(1))
     return next(way for way in ways if not rule(site, at.moved(way)))
 
 
-def _ways(rule: Rule, site: Site, at: At) -> Ways:
+def _ways(rule: Rule, site: NodeTensors, at: At) -> Ways:
     """The ways of a rule, within the positions that there are."""
     return [{t: min(max(p, -_LIMIT), _LIMIT) for t, p in way.items()} for way in rule(site, at)]
 
 
 def _sweep(
-    config: QuantConfig, links: Links, positions: Positions, choose: Callable[[Rule, Site, At], dict[str, int]]
+    config: QuantConfig, links: Links, positions: Positions, choose: Callable[[Rule, NodeTensors, At], dict[str, int]]
 ) -> Iterator[tuple[str, Reason]]:
     """The moves of one pass of every rule over every node; positions change under way, as in the vendor's tool."""
     at = At(positions, links)

@@ -20,7 +20,7 @@ Ways = list[dict[str, int]]  # alternatives, each of new positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Site:
+class NodeTensors:
     """A node with the tensors whose positions meet in it; None for those that are not quantized."""
 
     node: Node
@@ -35,7 +35,7 @@ class Site:
 class Links:
     """Which tensors of a plan meet in a node, and which must have one position."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[NodeTensors, ...]
     leader: Mapping[str, str]  # of tensors that have another's position, that one
 
     @classmethod
@@ -66,7 +66,7 @@ class Links:
             return name if name in plan else None
 
         sites = tuple(
-            Site(
+            NodeTensors(
                 node,
                 tuple(read(node, name) for name in node.inputs),
                 written(node),
@@ -120,14 +120,14 @@ class At:
         return At({**self.positions, **{self.links.group(t): p for t, p in way.items()}}, self.links)
 
 
-Rule = Callable[[Site, At], Ways]
-Reason = tuple[str, Site]  # the rule that moves something, and where
+Rule = Callable[[NodeTensors, At], Ways]
+Reason = tuple[str, NodeTensors]  # the rule that moves something, and where
 
 LINEAR, SUMS, POOLS = ("Conv", "Gemm"), ("Add", "Sub"), ("MaxPool", "AveragePool", "GlobalAveragePool")
 ALIGNED = {"align_concat": ("Concat",), "align_pool": POOLS, "align_pad": ("Pad",), "align_slice": ("Slice",)}
 
 
-def alike(rule: str, site: Site, at: At) -> list[str]:
+def alike(rule: str, site: NodeTensors, at: At) -> list[str]:
     """The tensors at a node whose positions must be equal by one of the aligning rules."""
     if site.node.op_type not in ALIGNED[rule] or at(site.output) is None:
         return []
@@ -135,7 +135,7 @@ def alike(rule: str, site: Site, at: At) -> list[str]:
     return [t for t in (site.output, *inputs) if t is not None and at(t) is not None]
 
 
-def _align(rule: str, site: Site, at: At) -> Ways:
+def _align(rule: str, site: NodeTensors, at: At) -> Ways:
     """All have the coarsest position."""
     positions = {t: p for t in alike(rule, site, at) if (p := at(t)) is not None}
     way = {t: min(positions.values()) for t, p in positions.items() if p > min(positions.values())}
@@ -146,7 +146,7 @@ def _within(number: int, least: int, most: int) -> int:
     return min(max(number, least), most)
 
 
-def _shift_read(site: Site, at: At) -> Ways:
+def _shift_read(site: NodeTensors, at: At) -> Ways:
     """Operands of a sum are aligned by a shift of at most 7 bits."""
     operands = at.all(*site.inputs)
     if site.node.op_type not in SUMS or not operands:
@@ -156,7 +156,7 @@ def _shift_read(site: Site, at: At) -> Ways:
     return [{finest: low + most}, {coarsest: high - most}] if high - low > most else []
 
 
-def _written(site: Site, at: At, combine: Callable[[Iterable[int]], int], limits: tuple[int, int]) -> Ways:
+def _written(site: NodeTensors, at: At, combine: Callable[[Iterable[int]], int], limits: tuple[int, int]) -> Ways:
     """The shift from the position that the operands combine to, to that of the output, is within the limits."""
     operands, output = at.all(*site.inputs), at(site.output)
     if not operands or output is None:
@@ -166,14 +166,14 @@ def _written(site: Site, at: At, combine: Callable[[Iterable[int]], int], limits
     return [{str(site.output): inner - shift}] if inner - shift != output else []
 
 
-def _shift_write(site: Site, at: At) -> Ways:
+def _shift_write(site: NodeTensors, at: At) -> Ways:
     """The sum is shifted by -7 to 25 bits, the product by 0 to 32."""
     if site.node.op_type == "Add":
         return _written(site, at, min, facts.SUM_SHIFT)
     return _written(site, at, sum, facts.PRODUCT_SHIFT) if site.node.op_type == "Mul" else []
 
 
-def _shift_cut(site: Site, at: At) -> Ways:
+def _shift_cut(site: NodeTensors, at: At) -> Ways:
     """The accumulator is shifted by 0 to 16 bits."""
     operands = at.all(*site.inputs[:2], site.output)
     if site.node.op_type not in LINEAR or not operands or len(operands) < 3:
@@ -183,7 +183,7 @@ def _shift_cut(site: Site, at: At) -> Ways:
     return [{weight: shift + y - x}, {output: w + x - shift}] if w + x - y != shift else []
 
 
-def _shift_bias(site: Site, at: At) -> Ways:
+def _shift_bias(site: NodeTensors, at: At) -> Ways:
     """The bias is shifted by up to 15 bits to the left, and to the right by what the accumulator has to spare."""
     operands = at.all(*site.inputs[:3], site.output)
     if site.node.op_type not in LINEAR or not operands or len(operands) < 4:
@@ -194,7 +194,7 @@ def _shift_bias(site: Site, at: At) -> Ways:
     return [{bias: w + x - shift}, {weight: b + shift - x}] if w + x - b != shift else []
 
 
-def _hard_sigmoid(site: Site, at: At) -> Ways:
+def _hard_sigmoid(site: NodeTensors, at: At) -> Ways:
     """The gate reads positions 0 to 15 and writes 7 or more, by a shift that is positive."""
     operands = at.all(site.inputs[0] if site.inputs else None, site.output)
     if not site.gate or not operands:
@@ -207,7 +207,7 @@ def _hard_sigmoid(site: Site, at: At) -> Ways:
     return [way] if way else []
 
 
-def _shift_swish(site: Site, at: At) -> Ways:
+def _shift_swish(site: NodeTensors, at: At) -> Ways:
     """The product of x and its gate is shifted by 0 to 15 bits."""
     return _written(site, at, sum, facts.SWISH_SHIFT) if site.node.op_type == "Mul" and site.swish else []
 

@@ -12,7 +12,7 @@ from jq.config import QuantConfig
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
 from jq.plan import Plan
-from jq.research.segments import Block, Segments, State
+from jq.research.segments import SampleBlock, Segments, State
 from jq.util.progress import unit_bar
 
 _SURE = 1.0  # standard errors by which a move must pay, on average over the samples
@@ -76,7 +76,7 @@ class _Beam:
 
 
 def descend(
-    segments: Segments, blocks: Sequence[Block], way: Way, moves: Moves, width: int, sweeps: int
+    segments: Segments, blocks: Sequence[SampleBlock], way: Way, moves: Moves, width: int, sweeps: int
 ) -> Iterator[Way]:
     """Yield the best way after each segment of each sweep.
 
@@ -104,7 +104,7 @@ def descend(
 
 
 def _expanded(
-    segments: Segments, segment: int, beams: list[_Beam], states: Sequence[list[State]], blocks: Sequence[Block],
+    segments: Segments, segment: int, beams: list[_Beam], states: Sequence[list[State]], blocks: Sequence[SampleBlock],
     group: Sequence[str], moves: Moves, width: int,
 ) -> list[_Beam]:  # fmt: skip
     """The best beams among these and those after a move of a group."""

@@ -46,7 +46,7 @@ _SCALE = 1e4  # of losses in the integer program, whose solver stops at differen
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LayerFormat:
     """A layer, and what was chosen for it."""
 
     name: str
@@ -65,7 +65,7 @@ class Mixed:
     cost: Cost
     budget: float  # at most this many times the cost of the cheapest formats
     solver: Solver
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerFormat, ...]
     spent: float  # in the same unit
     predicted: float  # the layers' losses, added up
     measured: float  # end to end, all of the plan
@@ -133,7 +133,7 @@ class FormatTable:
         losses, prices = (
             [dict(zip(kinds, row, strict=True)) for row in t.tolist()] for t in (self.losses, self.prices)
         )
-        layers = tuple(map(Layer, self.nodes, formats, losses, prices))
+        layers = tuple(map(LayerFormat, self.nodes, formats, losses, prices))
         mixed = overridden(self.config, self.nodes, {layer.name: self.formats[layer.format] for layer in layers})
         plan, loss = make_plan(self.graph, self.stats, mixed), self.measure["loss"]
         measured = sensitivity(self.graph, plan, self.data, by={"all": list(plan)}, **self.measure).whole[loss]

@@ -49,7 +49,7 @@ _BYTES = 12 << 20  # that their largest tensor may have
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Block:
+class SampleBlock:
     """Some samples, and the outputs of the float network on them."""
 
     inputs: Mapping[str, np.ndarray]  # [samples, batch, ...]
@@ -57,7 +57,9 @@ class Block:
     valid: np.ndarray  # bool; False for samples that fill the block up
 
 
-def blocks_of(graph: Graph, data: Any, config: QuantConfig, *, apart: int) -> tuple[list[Block], list[Block]]:
+def blocks_of(
+    graph: Graph, data: Any, config: QuantConfig, *, apart: int
+) -> tuple[list[SampleBlock], list[SampleBlock]]:
     """Return the data in two parts: the second has every `apart`th sample, the first has the others."""
     fn, params = trace(graph), pack(graph)
     read = Stream.of(open_source(data, graph.inputs, seed=config.seed), 1, fn)
@@ -70,11 +72,11 @@ def blocks_of(graph: Graph, data: Any, config: QuantConfig, *, apart: int) -> tu
 
     program = read.each(floats)
 
-    def blocks(chosen: Sequence[Sample]) -> list[Block]:
+    def blocks(chosen: Sequence[Sample]) -> list[SampleBlock]:
         size = -(-len(chosen) // -(-len(chosen) // _BLOCK))  # such that few are there twice
         stream = Stream.of(in_memory(chosen), size, fn)
         results = stream.results(program, params, concurrent=True)
-        return [Block(batch.inputs, jax.tree.map(jnp.asarray, made), batch.valid) for batch, made in results]
+        return [SampleBlock(batch.inputs, jax.tree.map(jnp.asarray, made), batch.valid) for batch, made in results]
 
     kept, held = blocks([x for i, x in enumerate(samples) if (i + 1) % apart]), blocks(samples[apart - 1 :: apart])
     if not kept[0].targets:
@@ -107,7 +109,7 @@ class Segments:
             first = {name: i for n in graph.nodes[start:end] for name in (*n.reads(), *n.outputs)} | first
         return cls(tuple(parts), first, pack(graph, {**graph.params, **params}))
 
-    def begin(self, blocks: Sequence[Block]) -> list[list[State]]:
+    def begin(self, blocks: Sequence[SampleBlock]) -> list[list[State]]:
         """The inputs of the first segment by block: the data, for one plan as for any."""
         return [[{k: Kept.quantized(jnp.asarray(v), None) for k, v in b.inputs.items()}] for b in blocks]
 
@@ -121,12 +123,12 @@ class Segments:
 
     def losses(
         self, segment: int, plans: Sequence[Plan], parents: Sequence[int], states: Sequence[Sequence[State]],
-        blocks: Sequence[Block],
+        blocks: Sequence[SampleBlock],
     ) -> Iterator[np.ndarray]:  # fmt: skip
         """Yield the losses [plans, samples] of each block, evaluated from a segment on."""
         given = _stacked(plans), jnp.asarray(parents, jnp.int32)
 
-        def step(state: Sequence[State], block: Block) -> np.ndarray:
+        def step(state: Sequence[State], block: SampleBlock) -> np.ndarray:
             losses = self.parts[segment].losses(self.params, *given, _stacked(state), dict(block.targets))
             return np.asarray(losses, np.float64)[:, block.valid]
 

@@ -20,12 +20,14 @@ from jq.recovery.finetuning import store_of
 from jq.recovery.parts import Pattern, program, units
 from jq.recovery.walk import Site, Tensors, added, values, walk
 from jq.research.descent import Moves, Step, Way
-from jq.research.segments import Block
+from jq.research.segments import SampleBlock
 
 Array = Any
 
 
-def in_turn(graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, params: Mapping[str, Any]) -> Iterator[Way]:
+def in_turn(
+    graph: Graph, blocks: Sequence[SampleBlock], way: Way, moves: Moves, params: Mapping[str, Any]
+) -> Iterator[Way]:
     """Yield ways to the plan whose activations have, layer by layer, the exponents that bring the layer's output nearest
     to that of the float network, on the outputs of the layers before it with their own new exponents.
 

@@ -30,7 +30,7 @@ from jq.readings.packing import pack
 from jq.readings.tracing import trace
 from jq.research.curvature import Hook, needing_gradients
 from jq.research.descent import Moves, Step, Way
-from jq.research.segments import Block, Loss
+from jq.research.segments import Loss, SampleBlock
 
 Array = Any
 _FEW = 4  # samples at once
@@ -38,7 +38,7 @@ _NEAR = (2, 1, 0, -1, -2, -3)  # exponents that are compared, from the plan's ow
 
 
 def at_least_cost(
-    graph: Graph, blocks: Sequence[Block], way: Way, moves: Moves, loss: Loss, key: Array
+    graph: Graph, blocks: Sequence[SampleBlock], way: Way, moves: Moves, loss: Loss, key: Array
 ) -> Iterator[Way]:
     """Yield ways to the plan whose activations have the exponents of least weighted error, each with those that move with
     it: first those that gain most by that.
@@ -61,7 +61,12 @@ def at_least_cost(
 
 
 def weighted_errors(
-    graph: Graph, plan: Plan, blocks: Sequence[Block], exponents: Mapping[str, Sequence[int]], loss: Loss, key: Array
+    graph: Graph,
+    plan: Plan,
+    blocks: Sequence[SampleBlock],
+    exponents: Mapping[str, Sequence[int]],
+    loss: Loss,
+    key: Array,
 ) -> dict[str, np.ndarray]:
     """Return [2, exponents] of some activations: estimates of what rounding each adds to the loss of all samples.
 

@@ -12,7 +12,7 @@ from onnx import helper
 import jq
 from jq.arithmetic.formats import INT8
 from jq.calibration.observed import linear_inputs, observers_of
-from jq.calibration.observers import Means
+from jq.calibration.observers import ChannelSums
 from jq.calibration.stats import Stats
 from jq.plan import Plan, QParams
 from jq.recovery.bias_correction import correct_biases, output_shift
@@ -29,7 +29,7 @@ def stats_of(means):
     rows = {k: {"means": len(v)} for k, v in means.items()}
     total = np.concatenate([np.float64(v) for v in means.values()]) * 3
     state = {"count": np.full(len(total), 3, np.int64), "total": total}
-    return Stats(XINT8, rows, {"means": Means(only=tuple(means))}, {"means": {}}, {"means": state}, 1)
+    return Stats(XINT8, rows, {"means": ChannelSums(only=tuple(means))}, {"means": {}}, {"means": state}, 1)
 
 
 def plan_of(graph, *weights, exponent=-2):
@@ -308,7 +308,7 @@ def test_means_are_saved_and_loaded(stats, tmp_path):
 
 def test_means_of_either_order_of_axes_agree():
     """What a convolution hands on lies channels last; an observer is told so by its axis."""
-    x, only = normal(2, 5, 4, 3), Means(only=("x",))
+    x, only = normal(2, 5, 4, 3), ChannelSums(only=("x",))
     plain = only.observe(x, {})
     last = dataclasses.replace(only, axis=3).observe(np.moveaxis(x, 1, -1), {})
     assert plain["count"].tolist() == last["count"].tolist() == [24] * 5

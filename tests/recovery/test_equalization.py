@@ -14,7 +14,7 @@ from jq.recovery.equalization import equalize, equalize_as_quark
 from jq.recovery.equalization.channels import Channels, measure
 from jq.recovery.equalization.factors import choose, limits, optimize
 from jq.recovery.equalization.groups import FIXED, find_groups, scaled
-from jq.recovery.equalization.noise import Grid, Weight, predict
+from jq.recovery.equalization.noise import StepGrid, Weight, predict
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
 
@@ -330,7 +330,7 @@ class TestNoise:
         rng = np.random.default_rng(seed)
         w, power = uneven(24, 32, seed=seed, spread=0.3), rng.uniform(0.1, 2, 32)
         classes = np.zeros(24, np.int64), np.zeros((1, 32), np.int64)
-        weight = Weight(*classes, power[None], np.abs(w)[:, :, None], np.ones(24), Grid(127.0, True))
+        weight = Weight(*classes, power[None], np.abs(w)[:, :, None], np.ones(24), StepGrid(127.0, True))
         step = np.exp2(jq.plan.scales.minmse_exponents([w], jq.arithmetic.formats.INT8.narrow)[0])
         rounded = np.clip(np.rint(w / step), -127, 127) * step
         assert 0.4 < weight.noise(np.ones(1)) / (np.square(rounded - w) @ power).sum() < 2.5

@@ -12,7 +12,7 @@ import jq
 from jq.npu.constraints import moving_together, violations
 from jq.research import fisher, search_exponents, sensitivity
 from jq.research.descent import Moves, Way
-from jq.research.segments import Block, blocks_of
+from jq.research.segments import SampleBlock, blocks_of
 from jq.research.weighted import weighted_errors
 from tests.calibration.test_calibrate import built
 from tests.research.networks import images, planned, residual
@@ -148,7 +148,7 @@ def test_weighted_errors_are_what_a_linear_network_adds_to_its_loss():
     """Of the last layer's input everything is linear, so that the projected error is the loss on average."""
     graph, plan = residual(), planned()
     block, _ = blocks_of(graph, images(), CONFIG, apart=4)
-    many = [Block(b.inputs, b.targets, b.valid) for b in block] * 40  # each time another projection
+    many = [SampleBlock(b.inputs, b.targets, b.valid) for b in block] * 40  # each time another projection
     exponent = int(plan["s"].exponent)
     table = weighted_errors(graph, plan, many, {"s": [exponent, exponent + 3]}, "mse", jax.random.key(0))["s"]
     seen = jq.trace(graph, taps=["s"])

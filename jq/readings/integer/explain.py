@@ -185,7 +185,7 @@ def _row(name: str, node: Node, operators: str, factor_error: float, counts: dic
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Site:
+class _Rounded:
     """The source of a rounding, the grid that it is rounded to, and the chip that rounds."""
 
     source: Any  # a Fixed, a Table or floats
@@ -264,16 +264,16 @@ class _Site:
         return jnp.abs(self.steps - jnp.floor(self.steps) - 0.5) <= error
 
 
-def _site(rounding: Rounding, target: Target) -> _Site:
+def _site(rounding: Rounding, target: Target) -> _Rounded:
     """A rounding by a chip. What an integer operator of onnxruntime's rounds is within a half of what it gives."""
     source, grid, causes = rounding.source, rounding.grid, rounding.causes
     if source is None:
-        return _Site(rounding.result.replace(coded=False), grid, target, causes, 0.5 + _NEAR)
+        return _Rounded(rounding.result.replace(coded=False), grid, target, causes, 0.5 + _NEAR)
     own = source.source if isinstance(source, Table) else source
-    return _Site(source, grid, target, causes | own.causes if isinstance(own, Fixed) else causes)
+    return _Rounded(source, grid, target, causes | own.causes if isinstance(own, Fixed) else causes)
 
 
-def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Array]:
+def _counts(chip: _Rounded, ort: _Rounded, mine: Array, theirs: Array) -> dict[str, Array]:
     differs, tie = mine != theirs, chip.plain(chip.ties())
     counts = {
         "elements": jnp.int32(mine.size),
@@ -290,7 +290,7 @@ def _counts(chip: _Site, ort: _Site, mine: Array, theirs: Array) -> dict[str, Ar
     return counts
 
 
-def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[str, Array]]:
+def _causes(chip: _Rounded, ort: _Rounded, tie: Array, mine: Array) -> Iterator[tuple[str, Array]]:
     """The causes that a difference can have here, and where each applies; the first that does counts."""
     one, other = chip.plain(chip.steps), ort.plain(ort.steps)
     near = jnp.abs(one - other) <= max(chip.near, ort.near) + _NEAR * jnp.maximum(jnp.abs(one), jnp.abs(other))
@@ -309,7 +309,7 @@ def _causes(chip: _Site, ort: _Site, tie: Array, mine: Array) -> Iterator[tuple[
     yield "float32", near & loses
 
 
-def _other_integers(chip: _Site, ort: _Site) -> Array:
+def _other_integers(chip: _Rounded, ort: _Rounded) -> Array:
     """Where sums differ in bits that float32 does not see: those that a chip cuts off."""
     one, other = chip.flat, ort.flat
     if not (isinstance(one, Fixed) and isinstance(other, Fixed) and one.is_dyadic and other.is_dyadic):
@@ -320,7 +320,7 @@ def _other_integers(chip: _Site, ort: _Site) -> Array:
     return chip.plain((one.integers() << finer) != other.integers())
 
 
-def _in_float32(site: _Site) -> bool:
+def _in_float32(site: _Rounded) -> bool:
     """Whether onnxruntime rounds more than sums here: quotients, functions, and scales that are no power of two."""
     source = site.source
     return site.near > 0 or not isinstance(source, Fixed) or not source.is_dyadic or source.slope is not None

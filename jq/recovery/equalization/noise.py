@@ -49,7 +49,7 @@ class Activation:
     seen: Channels
     importance: Importance
     bound: float  # of the Clip that makes it; inf without one
-    grid: Grid
+    grid: StepGrid
 
     def noise(self, factors: np.ndarray) -> float:
         """The predicted noise with these factors of all classes, including what its Clip no longer cuts."""
@@ -87,7 +87,7 @@ class Weight:
     power: np.ndarray  # of these inputs
     size: np.ndarray  # magnitudes [O, J, K]
     importance: np.ndarray  # of the outputs [O]
-    grid: Grid
+    grid: StepGrid
 
     @functools.cached_property
     def kernels(self) -> np.ndarray:
@@ -111,7 +111,7 @@ class Weight:
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class StepGrid:
     """Steps and codes of a kind of tensor."""
 
     codes: float  # on either side of zero
@@ -150,7 +150,7 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
     """Return the noise of all tensors that a config rounds in a graph."""
     important = importance(graph, groups, seen)
     grids = [
-        Grid((1 << f.bits - 1) - 1.0 if isinstance(f, Integer) else 127.0, config.scale == "power_of_two")
+        StepGrid((1 << f.bits - 1) - 1.0 if isinstance(f, Integer) else 127.0, config.scale == "power_of_two")
         for f in (config.activation, config.weight)
     ]
     bounds = {node.outputs[0]: bound for node, bound in groups.clips}

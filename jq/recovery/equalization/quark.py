@@ -32,7 +32,7 @@ _REPEATS, _SWEEPS = 20, 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class ChannelLayer:
     """A Conv or Gemm with constant arrays, and which axes of its weight are its channels."""
 
     node: Node
@@ -53,7 +53,7 @@ class Arrays:
     bias: np.ndarray | None
 
 
-Chain = tuple[Layer, ...]
+Chain = tuple[ChannelLayer, ...]
 
 
 def equalize_as_quark(
@@ -118,7 +118,7 @@ def find_chains(graph: Graph) -> tuple[Chain, ...]:
     return tuple(chains)
 
 
-def _layer(graph: Graph, node: Node) -> Layer | None:
+def _layer(graph: Graph, node: Node) -> ChannelLayer | None:
     """The node as a layer whose weight and bias may be multiplied by channel, or None."""
     if node.domain or node.op_type not in ("Conv", "Gemm"):
         return None
@@ -132,10 +132,10 @@ def _layer(graph: Graph, node: Node) -> Layer | None:
     count = weight.shape[outputs]  # a bias of a Gemm may have a value for each row, too
     if bias is not None and bias.size != 1 and not bias.size == bias.shape[-1] == count:
         return None
-    return Layer(node, outputs, inputs)
+    return ChannelLayer(node, outputs, inputs)
 
 
-def _next(graph: Graph, layer: Layer, through: frozenset[str]) -> Layer | None:
+def _next(graph: Graph, layer: ChannelLayer, through: frozenset[str]) -> ChannelLayer | None:
     """The layer that alone reads this one's output through nodes of these types, channel by channel."""
     weight = graph.params[layer.node.inputs[1]]
     name, rank = layer.node.outputs[0], weight.ndim
@@ -241,8 +241,8 @@ def _ranges(rows: np.ndarray) -> np.ndarray:
 
 
 def _equalized(
-    chain: Chain, arrays: Mapping[Layer, Arrays], threshold: float, append_bias: bool
-) -> Mapping[Layer, Arrays]:
+    chain: Chain, arrays: Mapping[ChannelLayer, Arrays], threshold: float, append_bias: bool
+) -> Mapping[ChannelLayer, Arrays]:
     """The arrays of a chain with the factors that its equations give; none if a value would not be finite."""
     made = [_rows(arrays[layer].weight, layer.outputs) for layer in chain]
     read = [_rows(arrays[layer].weight, layer.inputs) for layer in chain]
