@@ -124,9 +124,7 @@ def _spare(qparams: QParams, config: QuantConfig) -> int:
     return 0 if config.strict_quark else max(0, qparams.grid.bits - 8)
 
 
-# ---------------------------------------------------------------------------------------------
-# What a position costs
-# ---------------------------------------------------------------------------------------------
+# --- What a position costs ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -262,9 +260,7 @@ class _Cost:
         return max(0.0, added)
 
 
-# ---------------------------------------------------------------------------------------------
-# The fixed point
-# ---------------------------------------------------------------------------------------------
+# --- The fixed point ---
 
 
 def _united(links: Links, config: QuantConfig, start: Positions) -> tuple[Links, dict[str, Reason]]:

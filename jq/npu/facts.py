@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# ---------------------------------------------------------------------------------------------
-# Activations
-# ---------------------------------------------------------------------------------------------
+# --- Activations ---
 
 HARD_SIGMOID: Mapping[str, float] = MappingProxyType({"alpha": float(np.float32(1 / 6)), "beta": 0.5})
 SIXTH = (2731, 14)  # 1/6 as a multiplier and a shift
@@ -46,9 +44,7 @@ def leaky_slope(alpha: float) -> float:
     return round(alpha * 2**SLOPE_BITS) / 2**SLOPE_BITS
 
 
-# ---------------------------------------------------------------------------------------------
-# Means
-# ---------------------------------------------------------------------------------------------
+# --- Means ---
 
 LARGEST_WINDOW = 512  # pixels of a pool
 LARGEST_SIDE = 255  # of the largest square for which the vendor's tool knows a multiplier
@@ -107,9 +103,7 @@ def is_too_large(window: Sequence[int]) -> bool:
     return math.prod(window) > LARGEST_WINDOW or max(window) > LARGEST_SIDE
 
 
-# ---------------------------------------------------------------------------------------------
-# Shifts, in bits, between the positions of an operator's tensors: the least and the largest
-# ---------------------------------------------------------------------------------------------
+# --- Shifts, in bits, between the positions of an operator's tensors: the least and the largest ---
 
 READ_SHIFT = 7  # between the operands of a sum, at most
 SUM_SHIFT = (-7, 25)
@@ -122,9 +116,7 @@ GATE_POSITIONS = (0, 15)  # that a HardSigmoid reads
 GATE_POSITION = 7  # that it writes, at least
 
 
-# ---------------------------------------------------------------------------------------------
-# Operators
-# ---------------------------------------------------------------------------------------------
+# --- Operators ---
 
 # What Quark quantizes for CNNs: the fewer ones with onnxruntime's own scheme, the more on the NPU.
 CNN_OPS = (

@@ -25,9 +25,7 @@ _HEADER = 9  # bits of `bit_width` that are no magnitude: the sign and the share
 _WIDEST = 32  # `bit_width` whose finest step float32 can still hold
 
 
-# ---------------------------------------------------------------------------------------------
-# Formats as nodes
-# ---------------------------------------------------------------------------------------------
+# --- Formats as nodes ---
 
 
 def node_of(fmt: Block, axis: int) -> tuple[str, str, dict[str, Any]]:
@@ -117,9 +115,7 @@ def _size(size: int) -> int:
     return size
 
 
-# ---------------------------------------------------------------------------------------------
-# Rules
-# ---------------------------------------------------------------------------------------------
+# --- Rules ---
 
 
 @op("BFPFixNeuron", domain=VITIS, layout=("axis",))

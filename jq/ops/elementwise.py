@@ -27,9 +27,7 @@ def _is_integer(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.integer)
 
 
-# ---------------------------------------------------------------------------------------------
-# One operand
-# ---------------------------------------------------------------------------------------------
+# --- One operand ---
 
 _UNARY = {  # ONNX name -> the function of that name in numpy and in jax.numpy
     "Abs": "abs", "Neg": "negative", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "rint", "Sqrt": "sqrt",
@@ -65,9 +63,7 @@ def is_inf(x: Array, *, detect_negative: int, detect_positive: int) -> Array:
     return xp.isinf(x) & (((x > 0) & bool(detect_positive)) | ((x < 0) & bool(detect_negative)))
 
 
-# ---------------------------------------------------------------------------------------------
-# Two operands
-# ---------------------------------------------------------------------------------------------
+# --- Two operands ---
 
 
 def _call(function: str) -> Callable[[Array, Array], Array]:
@@ -150,9 +146,7 @@ def where(condition: Array, x: Array, y: Array) -> Array:
     return namespace(condition, x, y).where(condition, x, y)
 
 
-# ---------------------------------------------------------------------------------------------
-# Any number of operands
-# ---------------------------------------------------------------------------------------------
+# --- Any number of operands ---
 
 
 def _folded(name: str, function: str) -> None:
@@ -170,9 +164,7 @@ def mean(*data_0: Array) -> Array:
     return functools.reduce(namespace(*data_0).add, data_0) / len(data_0)
 
 
-# ---------------------------------------------------------------------------------------------
-# Sums, products and extremes of integers
-# ---------------------------------------------------------------------------------------------
+# --- Sums, products and extremes of integers ---
 
 
 def _integer_folded(name: str, combine: Callable[[Array, Array], Array]) -> None:
@@ -276,9 +268,7 @@ def cut_to(x: Fixed, low: Fraction | None, high: Fraction | None) -> Fixed:
     return x.replace(low=low if x.low is None else inside(x.low), high=high if x.high is None else inside(x.high))
 
 
-# ---------------------------------------------------------------------------------------------
-# Casts
-# ---------------------------------------------------------------------------------------------
+# --- Casts ---
 
 _FLOAT8 = frozenset(map(np.dtype, ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")))
 _NARROW_INTEGERS = frozenset(map(np.dtype, ("int4", "uint4", "int2", "uint2")))

@@ -34,9 +34,7 @@ breaks_at_zero = _kind("Sqrt", "Reciprocal", "Log", "Pow")
 divides = _kind("Div")
 
 
-# ---------------------------------------------------------------------------------------------
-# Multiply-accumulates, from the shapes of a node's inputs and of its output
-# ---------------------------------------------------------------------------------------------
+# --- Multiply-accumulates, from the shapes of a node's inputs and of its output ---
 
 
 def macs(node: Node, inputs: Sequence[Shape], output: Shape) -> int | None:

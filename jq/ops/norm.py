@@ -39,9 +39,7 @@ def _standardized(x: Array, axes: int | Sequence[int], epsilon: float) -> tuple[
     return centered * inverse, mean, inverse
 
 
-# ---------------------------------------------------------------------------------------------
-# Over the batch
-# ---------------------------------------------------------------------------------------------
+# --- Over the batch ---
 
 
 def _batch_normalized(x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float) -> Array:
@@ -82,9 +80,7 @@ def batch_normalization_by_outputs(
     return (*results, *_batch_statistics(x, scale)) if training else results
 
 
-# ---------------------------------------------------------------------------------------------
-# Over axes of one sample
-# ---------------------------------------------------------------------------------------------
+# --- Over axes of one sample ---
 
 
 @op("InstanceNormalization", layout="last", quant=Quant(bias="b"))
@@ -187,9 +183,7 @@ def lrn(x: Array, *, alpha: float, beta: float, bias: float, size: int) -> Array
     return x * jnp.power(bias + (alpha / size) * total, -beta)
 
 
-# ---------------------------------------------------------------------------------------------
-# Softmax
-# ---------------------------------------------------------------------------------------------
+# --- Softmax ---
 
 
 def _softmax(x: Array, axes: int | tuple[int, ...]) -> Array:

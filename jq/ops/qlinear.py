@@ -33,9 +33,7 @@ def _fused(code: Array, ratio: Array, addend: Array) -> Array:
     return total + (((a - (total - part)) + (addend - part)) + b)
 
 
-# ---------------------------------------------------------------------------------------------
-# Integer convolution and matrix product
-# ---------------------------------------------------------------------------------------------
+# --- Integer convolution and matrix product ---
 
 
 def _signed(x: Array, zero_point: Array | None) -> tuple[Array, Array]:
@@ -179,9 +177,7 @@ def qgemm(
     return _requantized(total, divide(scale, scalar(y_scale)), y_zero_point, dtype)
 
 
-# ---------------------------------------------------------------------------------------------
-# Elementwise, pooling and the rest of com.microsoft
-# ---------------------------------------------------------------------------------------------
+# --- Elementwise, pooling and the rest of com.microsoft ---
 
 
 def _zero(zero_point: Array | None, dtype: Any) -> Array:

@@ -26,9 +26,7 @@ from jq.ops.table import Array, IntegerContext, integer, op
 _WORD = 16  # bits of an activation's integers at most
 
 
-# ---------------------------------------------------------------------------------------------
-# Float32 arithmetic as written
-# ---------------------------------------------------------------------------------------------
+# --- Float32 arithmetic as written ---
 
 
 def codes_of(value: Array, zero_point: Array | None, dtype: Any) -> Array:
@@ -58,9 +56,7 @@ def quantized(x: Array, scale: Array, zero_point: Array | None, dtype: Any) -> A
     return codes_of(divide(x, scalar(scale)), scalar(zero_point), dtype)
 
 
-# ---------------------------------------------------------------------------------------------
-# QuantizeLinear, DequantizeLinear
-# ---------------------------------------------------------------------------------------------
+# --- QuantizeLinear, DequantizeLinear ---
 
 
 def aligned(parameter: Array | None, x: Array, axis: int, block_size: int = 0) -> Any:

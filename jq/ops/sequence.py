@@ -13,9 +13,7 @@ from jq.graph import Graph
 from jq.ops.shape import cut, pieces
 from jq.ops.table import Array, Context, namespace, op
 
-# ---------------------------------------------------------------------------------------------
-# Sequences: Python lists of arrays
-# ---------------------------------------------------------------------------------------------
+# --- Sequences: Python lists of arrays ---
 
 
 @op("SequenceConstruct", host=True)
@@ -73,9 +71,7 @@ def sequence_map(xs: list[Array], *others: Any, body: Graph, ctx: Context) -> tu
     return tuple([row[i] for row in rows] for i in range(ctx.outputs))
 
 
-# ---------------------------------------------------------------------------------------------
-# Optionals: the element itself, or None
-# ---------------------------------------------------------------------------------------------
+# --- Optionals: the element itself, or None ---
 
 
 @op("Optional", host=True)
@@ -95,9 +91,7 @@ def optional_get_element(x: Any) -> Any:
     return x
 
 
-# ---------------------------------------------------------------------------------------------
-# Strings: numpy object arrays of str
-# ---------------------------------------------------------------------------------------------
+# --- Strings: numpy object arrays of str ---
 
 
 def _each(function: Callable[[Any], Any], x: np.ndarray, dtype: Any) -> np.ndarray:

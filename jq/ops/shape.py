@@ -22,9 +22,7 @@ from jq.ops.table import Array, Context, IntegerContext, Quant, astype, integer,
 _MOVES = Quant(shares=True)
 _MOST_KNOWN = 1 << 26  # elements of a tensor that is known while tracing and made by growth
 
-# ---------------------------------------------------------------------------------------------
-# Shapes
-# ---------------------------------------------------------------------------------------------
+# --- Shapes ---
 
 
 @op("Shape", shape_only=True, host=True)
@@ -97,9 +95,7 @@ def _ints(values: np.ndarray) -> tuple[int, ...]:
     return tuple(int(v) for v in np.ravel(values))
 
 
-# ---------------------------------------------------------------------------------------------
-# Made from a shape or a range
-# ---------------------------------------------------------------------------------------------
+# --- Made from a shape or a range ---
 
 
 @op("Range", static=("start", "limit", "delta"), host=True)
@@ -141,9 +137,7 @@ def trilu(x: Array, k: np.ndarray | None = None, *, upper: int) -> Array:
     return (xp.triu if upper else xp.tril)(x, 0 if k is None else int(k.item()))
 
 
-# ---------------------------------------------------------------------------------------------
-# Joining, cutting, padding
-# ---------------------------------------------------------------------------------------------
+# --- Joining, cutting, padding ---
 
 
 @op("Concat", host=True, layout=("axis",))
@@ -253,9 +247,7 @@ def center_crop_pad(x: Array, shape: np.ndarray, *, axes: Any = None) -> Array:
     return namespace(x).pad(cut(x, slices), widths)
 
 
-# ---------------------------------------------------------------------------------------------
-# Gather and scatter
-# ---------------------------------------------------------------------------------------------
+# --- Gather and scatter ---
 
 
 @op("Gather", host=True, quant=Quant(inputs=("x",), shares=True), moves="by place")
@@ -356,9 +348,7 @@ def _put(x: Array, places: tuple[Array, ...], updates: Array, reduction: str) ->
     return methods[reduction](jnp.asarray(updates, x.dtype))
 
 
-# ---------------------------------------------------------------------------------------------
-# Sorting, and outputs whose shape depends on values
-# ---------------------------------------------------------------------------------------------
+# --- Sorting, and outputs whose shape depends on values ---
 
 
 @op("TopK", static=("k",), host=True, layout=("axis",))
@@ -405,9 +395,7 @@ def compress(x: Array, condition: np.ndarray, *, axis: int | None = None) -> Arr
     return namespace(x).take(x, np.flatnonzero(condition), axis)
 
 
-# ---------------------------------------------------------------------------------------------
-# Rearrangement
-# ---------------------------------------------------------------------------------------------
+# --- Rearrangement ---
 
 
 @op("ReverseSequence")

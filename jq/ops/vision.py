@@ -21,9 +21,7 @@ from jq.ops.integer.fixed import FLOAT32_BITS, Fixed
 from jq.ops.shape import take_known
 from jq.ops.table import Array, IntegerContext, Quant, integer, op
 
-# ---------------------------------------------------------------------------------------------
-# Resize: per axis, a table of the places it reads and their weights, made while tracing
-# ---------------------------------------------------------------------------------------------
+# --- Resize: per axis, a table of the places it reads and their weights, made while tracing ---
 
 
 @op("Upsample", static=("scales",), layout=("axes",))
@@ -247,9 +245,7 @@ def _cubic(d: Array, a: float) -> Array:
     return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
 
 
-# ---------------------------------------------------------------------------------------------
-# Sampling at given places
-# ---------------------------------------------------------------------------------------------
+# --- Sampling at given places ---
 
 
 @op("GridSample", layout="last")
@@ -311,9 +307,7 @@ def affine_grid(theta: Array, size: np.ndarray, *, align_corners: int) -> Array:
     return grid.reshape(theta.shape[0], *sizes, len(sizes))
 
 
-# ---------------------------------------------------------------------------------------------
-# Regions
-# ---------------------------------------------------------------------------------------------
+# --- Regions ---
 
 
 @op("RoiAlign", layout="last")

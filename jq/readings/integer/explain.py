@@ -179,9 +179,7 @@ def _row(name: str, node: Node, operators: str, factor_error: float, counts: dic
     return RoundingRow(name, node.label, operators, factor_error=factor_error, causes=causes, **fields)
 
 
-# ---------------------------------------------------------------------------------------------
-# One place where a tensor is rounded
-# ---------------------------------------------------------------------------------------------
+# --- One place where a tensor is rounded ---
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -301,9 +301,7 @@ def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:
     return NotImplemented if results[0] is NotImplemented else results[0].replace(array=array)
 
 
-# ---------------------------------------------------------------------------------------------
-# The integers as a file has them
-# ---------------------------------------------------------------------------------------------
+# --- The integers as a file has them ---
 
 
 def _is_codes(array: np.ndarray) -> bool:

@@ -46,9 +46,7 @@ def recognize(graph: Graph, target: Target) -> Graph:
     return without_factors(graph) if target.reciprocals else graph
 
 
-# ---------------------------------------------------------------------------------------------
-# Quantizers
-# ---------------------------------------------------------------------------------------------
+# --- Quantizers ---
 
 
 def _quantizers(graph: Graph) -> Graph:
@@ -147,9 +145,7 @@ def _refuse_scales(graph: Graph) -> None:
             )
 
 
-# ---------------------------------------------------------------------------------------------
-# Integer operators
-# ---------------------------------------------------------------------------------------------
+# --- Integer operators ---
 
 
 def _operators(graph: Graph, target: Target) -> Graph:

@@ -150,9 +150,7 @@ def _agreement(output: str, parts: Sequence[_Compared]) -> Agreement:
     return Agreement(output, sum(p.equal for p in parts) / elements, largest if np.isfinite(largest) else None, top1)
 
 
-# ---------------------------------------------------------------------------------------------
-# Every integer on disk
-# ---------------------------------------------------------------------------------------------
+# --- Every integer on disk ---
 
 
 class _Dump:
