@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,35 @@ def assert_like_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Any], *
     for have, want in zip(outputs(model, inputs), expected, strict=True):
         assert have.dtype in (want.dtype, jax.dtypes.canonicalize_dtype(want.dtype))
         np.testing.assert_allclose(have, want, **({"rtol": 1e-4, "atol": 1e-5} | tolerance))
+
+
+_GROWTH = 512 << 20  # bytes of compiled programs within a file, before they are freed
+_LEFT = pytest.StashKey[int]()  # bytes after they were freed the last time
+
+
+def resident() -> int:
+    """Bytes of memory that this process occupies; 0 where the system does not say."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * mmap.PAGESIZE if pages.exists() else 0
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Free the compiled programs of a file after its last test: JAX keeps them, gigabytes by the end of a run.
+
+    What the next file needs again it loads from the cache on disk.
+    """
+    if nextitem is None or nextitem.path != item.path or resident() > item.config.stash.get(_LEFT, 0) + _GROWTH:
+        jax.clear_caches()
+        gc.collect()
+        item.config.stash[_LEFT] = resident()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have XLA optimize little, since compiling takes the time; files of tests about its programs say OPTIMIZED."""
+    jax.config.update("jax_disable_most_optimizations", not getattr(request.module, "OPTIMIZED", False))
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_bias_correction_is_worth_points_on_the_uneven_network(images):
 
 def test_equalized_is_said_only_of_a_graph_that_is(images, caplog):
     """A vendor's node without its domain's opset, at which ONNX's shape inference gives up: no channels are found."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="jq")  # a command that ran before has set it
     graph = jq.load(jq.zoo.path("fashion_mobilenet"))
     config = jq.presets["XINT8"].replace(bias_correction=False)
     calibrated(graph, images[:16], config)

@@ -1,7 +1,7 @@
 """Every preset quantizes every bundled model, and the file computes what `fake_quant` does.
 
-onnxruntime is the oracle, or our own evaluator where the file has the vendor's operators. Compilation is what takes
-the time, so that XLA is told to optimize little, and presets that differ by their finetuning alone share everything.
+onnxruntime is the oracle, or our own evaluator where the file has the vendor's operators. Presets that differ by their
+finetuning alone share everything.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import onnx
 import pytest
@@ -23,13 +23,6 @@ from jq.graph import Graph
 from tests.conftest import onnxruntime_outputs
 
 FEEDS = {"input": jq.zoo.evaluation_set()[0][:8]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache
@@ -78,8 +71,16 @@ def tolerance(plan: jq.Plan, want: np.ndarray) -> np.ndarray | float:
     return float(found.scale) * (1.01 if found.grid.bits == 8 else 16)
 
 
-@pytest.mark.parametrize("model", jq.zoo.models())
-@pytest.mark.parametrize("name", [n for n, c in presets.items() if c.finetune is None or n.endswith("ACCURATE")])
+def cases() -> Iterator[Any]:
+    """Each preset on each network; block formats, whose programs are long, on one of them unless slow tests run."""
+    for name, config in presets.items():
+        for number, model in enumerate(jq.zoo.models()):
+            slow = number > 0 and isinstance(config.activation, Block)
+            if config.finetune is None or name.endswith("ACCURATE"):
+                yield pytest.param(name, model, marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize(("name", "model"), cases())
 def test_the_file_computes_what_fake_quant_does(model: str, name: str, tmp_path: Path) -> None:
     config = presets[name].replace(finetune=None)
     graph, plan = planned(model, config)

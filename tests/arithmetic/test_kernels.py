@@ -14,6 +14,8 @@ from jax import lax
 import jq
 from jq.arithmetic import kernels
 
+OPTIMIZED = True  # the compiled program is looked at
+
 # channels, filters, group, kernel, strides, dilations, pads
 CASES = {
     "dense": (16, 6, 1, (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),

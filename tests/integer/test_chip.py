@@ -168,7 +168,9 @@ def test_no_float_operation_between_the_first_integers_and_the_last(name, target
 def test_convolutions_reach_the_library():
     chip = jq.integer.load(quantized("fashion_resnet"), "aie2_x1")
     run, params = chip.trace()
+    jax.config.update("jax_disable_most_optimizations", False)
     program = jax.jit(run).lower(params, {"input": images()[:8]}).compile().as_text()
+    jax.config.update("jax_disable_most_optimizations", True)
     products = sum(n.op_type in ("Conv", "Gemm") for n in chip.graph.nodes)
     if jax.default_backend() == "cpu" and "__ynn_fusion" not in program:
         pytest.skip("this jaxlib has no YNNPACK")

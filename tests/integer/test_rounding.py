@@ -21,6 +21,7 @@ from tests.integer.oracle import power, rounded
 
 MODES = ("half_up", "half_even", "half_away", "floor")
 INT32 = (-(1 << 31), (1 << 31) - 1)
+TINY = 2.0**-100  # XLA's CPU backend flushes what is smaller yet to zero
 MANY = settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
 
 WIDE = (
@@ -196,7 +197,7 @@ def test_partial_sums_are_held_in_sixteen_bits(parts, bias, shift):
 @pytest.mark.parametrize("grid", [INT8, UINT8], ids=repr)
 @pytest.mark.parametrize("mode", MODES)
 @given(
-    x=arrays(np.float32, 24, elements=st.floats(-(2.0**12), 2.0**12, width=32, allow_subnormal=False)),
+    x=arrays(np.float32, 24, elements=st.floats(-(2.0**12), 2.0**12, width=32).filter(lambda v: not 0 < abs(v) < TINY)),
     position=st.integers(-8, 20),
     zero=st.sampled_from([0, 3, 127]),
 )

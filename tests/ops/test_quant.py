@@ -21,6 +21,8 @@ from jq.ops import qlinear, quant
 from jq.readings.tracing import trace
 from tests.conftest import one_node, onnxruntime_outputs
 
+OPTIMIZED = True  # the compiled program is looked at
+
 MS = "com.microsoft"
 EIGHT = [np.uint8, np.int8]
 PAIRS = [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)]  # what onnxruntime has kernels for

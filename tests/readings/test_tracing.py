@@ -15,6 +15,8 @@ import jq
 from jq.arithmetic.layout import Packed
 from tests.conftest import one_node, onnxruntime_outputs
 
+OPTIMIZED = True  # the compiled program is looked at
+
 
 @pytest.fixture(scope="module")
 def resnet() -> jq.Graph:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import onnx
 import pytest
@@ -31,13 +30,6 @@ from tests.passes.models import build, node, normal
 
 MODULE = sys.modules["jq.recovery.finetuning"]
 XINT8 = jq.presets["XINT8"].replace(cle=False, finetune_batch=6)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

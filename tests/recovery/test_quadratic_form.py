@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -45,13 +44,6 @@ CASES: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...] | 
     "matmul_4": ("MatMul", (8, 2, 3, 6), (6, 6), None, {}),
 }
 PRODUCTS = [name for name, case in CASES.items() if case[0] != "Conv"]  # whose channels are last
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

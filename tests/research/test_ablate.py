@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -25,13 +24,6 @@ from tests.recovery.test_finetuning import HELD_OUT, IMAGES, small
 MODULE = sys.modules["jq.research.ablation"]  # jq.research.ablate is the function
 BASE = jq.presets["XINT8"].replace(cle=False, finetune_batch=6)
 LABELS = np.arange(len(HELD_OUT)) % 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def subject(**changes) -> Subject:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from tests.passes.models import build, node, normal
 from tests.recovery.test_adaround import CASES, brute, random_form
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "your_own.md"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def blocks() -> list[str]:
