@@ -113,8 +113,8 @@ def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None)
 
     >>> from jq.research import Experiment, Subject, ablate, grid
     >>> model = Subject.bundled("fashion_resnet", samples=16)
-    >>> found = ablate(Experiment(subjects={"resnet": model}, configs=grid("XINT8", cle=[False, True])))
-    >>> [row["config"] for row in found.rows]
+    >>> results = ablate(Experiment(subjects={"resnet": model}, configs=grid("XINT8", cle=[False, True])))
+    >>> [row["config"] for row in results.rows]
     ['cle=False', 'cle=True']
     """
     enable()
@@ -130,8 +130,8 @@ def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None)
                 for row in _rows(group, sources[group.subject], bench):
                     ledger.append(row)
                     advance(1)
-    found = {row["hash"]: row for row in ledger.rows}
-    return Results([found[h] for h in wanted])
+    rows = {row["hash"]: row for row in ledger.rows}
+    return Results([rows[h] for h in wanted])
 
 
 def work_of(experiment: Experiment, output: str | os.PathLike[str] | None = None) -> Work:
