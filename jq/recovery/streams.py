@@ -58,7 +58,7 @@ class Kept:
             exponent += qparams.grid.bits - (_HALF - _BEYOND)
         scale = jnp.exp2(jnp.maximum(exponent, _FINEST).astype(jnp.float32))
         codes = jnp.clip(x / scale, -FLOAT16.largest, FLOAT16.largest).astype(jnp.float16)
-        return cls(codes, QParams(scale, jnp.int32(0), FLOAT16))
+        return cls(codes, QParams(scale, np.int32(0), FLOAT16))
 
     @property
     def value(self) -> Array:
