@@ -115,6 +115,12 @@ class QuantConfig:
         tuple(STRUCTURE), "changes of the graph before calibration (`jq.npu.rewrites`)", among=tuple(STRUCTURE)
     )
     forms: tuple[str, ...] = field(tuple(FORMS), "the NPU's forms of operators, after calibration", among=tuple(FORMS))
+    form_loss: float | None = field(
+        0.001,
+        "Sigmoid becomes HardSigmoid, the NPU's form, where the squared error that this adds on calibration data, relative "
+        "to the power, is no more than this, summed over all Sigmoids; None: always, as in Quark",
+        least=0,
+    )
     cle: bool | Literal["nagel"] = field(
         True, "cross-layer equalization: minimum-noise, or nagel, ranges as in arXiv:1906.04721 (`jq.equalize`)"
     )

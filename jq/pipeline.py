@@ -31,6 +31,7 @@ from jq.npu.constraints import Move
 from jq.passes.opset import check_opset
 from jq.passes.prepare import prepare
 from jq.plan import Plan
+from jq.plan.forms import sigmoid_choice
 from jq.plan.planning import check_weights, plan_and_moves
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
@@ -96,10 +97,15 @@ def quantize(
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(moves))
+    sigmoids = sigmoid_choice(graph, stats, config, plan.nodes)
+    log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
     metadata = _metadata(model, original, config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
-    facts = _facts(graph, config, stats, quantized, metadata) | {"seconds": f"{time.perf_counter() - start:.1f}"}
+    chosen = {} if sigmoids is None else {"sigmoids": str(sigmoids)}
+    facts = (
+        _facts(graph, config, stats, quantized, metadata) | chosen | {"seconds": f"{time.perf_counter() - start:.1f}"}
+    )
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, moves, lint(original, config), shipped=params)
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)

@@ -18,6 +18,7 @@ from jq.arithmetic.exponents import MINMSE
 from jq.calibration.observers import (
     ChannelSums,
     ErrorTable,
+    FormLoss,
     HistogramObserver,
     Moments,
     MovingRange,
@@ -31,6 +32,7 @@ from jq.data.arrays import Sample
 from jq.data.stream import Program, Stream
 from jq.errors import ConfigError
 from jq.graph import Graph, Node
+from jq.npu.rewrites.activations import sigmoids
 from jq.ops.linear import has_product
 from jq.ops.table import lookup
 from jq.readings.tracing import AnyOrder, trace
@@ -68,11 +70,20 @@ def linear_inputs(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.inputs[0] for n in biased))
 
 
-def observers_of(config: QuantConfig, linear: tuple[str, ...] = (), *, again: bool = True) -> dict[str, Observer]:
+def formed_inputs(graph: Graph) -> tuple[str, ...]:
+    """The inputs of activations whose form on the NPU is taken or not by what it loses."""
+    return tuple(dict.fromkeys(node.inputs[0] for node in sigmoids(graph)))
+
+
+def observers_of(
+    config: QuantConfig, linear: tuple[str, ...] = (), formed: tuple[str, ...] = (), *, again: bool = True
+) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
     observers: dict[str, Observer] = {}
     if config.corrects_bias and linear:
         observers["means"] = ChannelSums(only=linear)
+    if "sigmoid_to_hard_sigmoid" in config.forms and formed and not config.strict_quark:
+        observers["forms"] = FormLoss(only=formed)
     if config.moving_average is not None:
         observers["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":

@@ -27,6 +27,7 @@ from jq.arithmetic import layout
 from jq.arithmetic.exponents import MINMSE, base_exponent, descending, error_sums
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import FINEST, power_of_two
+from jq.npu.facts import HARD_SIGMOID
 
 Array = Any
 State = dict[str, Array]
@@ -183,6 +184,29 @@ class ChannelSums(Observer):
         x = self._by_row(x)
         count = jnp.full(x.shape[0], math.prod(x.shape[1:]), jnp.int32)
         return {"count": count, "total": x.sum(tuple(range(1, x.ndim)))}
+
+
+@dataclasses.dataclass(frozen=True)
+class FormLoss(Observer):
+    """Sums of squares of Sigmoid on some tensors, and of the difference of the chip's HardSigmoid from it.
+
+    The `gate` sums are of the function itself, the `swish` sums of its product with the tensor.
+    """
+
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    def init(self, rows: int, place: Place) -> State:
+        return dict.fromkeys(("gate_lost", "gate_power", "swish_lost", "swish_power"), np.zeros(rows, _float()))
+
+    def observe(self, x: Array, place: Place) -> State:
+        x = self._by_row(x)
+        gate = jax.nn.sigmoid(x)
+        lost = jnp.clip(HARD_SIGMOID["alpha"] * x + HARD_SIGMOID["beta"], 0, 1) - gate
+        parts = {"gate_lost": lost, "gate_power": gate, "swish_lost": x * lost, "swish_power": x * gate}
+        return {k: jnp.square(v).sum(tuple(range(1, x.ndim))) for k, v in parts.items()}
 
 
 @dataclasses.dataclass(frozen=True)

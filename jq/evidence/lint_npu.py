@@ -13,6 +13,7 @@ from jq.graph import Graph, Node, Value
 from jq.graph.quantizers import is_quantized
 from jq.graph.schemas import attributes
 from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
+from jq.npu.rewrites.activations import gates_itself
 from jq.npu.rewrites.pools import reduced_axes, split_kernel
 from jq.plan.placement import absorbed, rule_of
 from jq.plan.selection import selected
@@ -41,24 +42,25 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     for (op, rewritten), nodes in sorted(by_operator.items(), key=lambda item: -len(item[1])):
         if op == "HardSigmoid" and wanted == "XINT8":
             # x * HardSigmoid(x) is HardSwish, under which name it is listed; other slopes are `hard-sigmoid`'s.
-            nodes = [n for n in nodes if is_hard_sigmoid(attributes(graph, n)) and not _gates_itself(graph, n)]
+            nodes = [n for n in nodes if is_hard_sigmoid(attributes(graph, n)) and not gates_itself(graph, n)]
         if nodes:
-            severity, advice = _advice(graph, op, nodes, wanted, rewritten)
+            severity, advice = _advice(graph, config, op, nodes, rewritten)
             text = f"{counted(len(nodes), f'{op} node')}, not listed for {wanted} on the NPU: {advice}"
             yield Found(nodes[0].label, text, severity)
 
 
-def _advice(graph: Graph, op: str, nodes: Sequence[Node], wanted: str, rewritten: bool) -> tuple[Severity, str]:
+def _advice(graph: Graph, config: QuantConfig, op: str, nodes: Sequence[Node], rewritten: bool) -> tuple[Severity, str]:
     """Severity and advice for nodes of one operator that is not listed."""
+    wanted = _format(config)
     if op == "Split" and rewritten and wanted in NPU_FORMATS["Slice"]:
         return "note", "split_to_slice makes Slices of it, which are listed"
     if op == "Sigmoid" and rewritten and wanted == "XINT8":
-        silu = sum(_gates_itself(graph, n) for n in nodes)
-        gates = f"; {silu} of them gate their own input, and become HardSwish" if silu else ""
-        return "warning", (
-            "sigmoid_to_hard_sigmoid makes HardSigmoid(1/6, 0.5) of it, up to 0.07 away: train with HardSigmoid or "
-            f"HardSwish, or take A8W8, which lists Sigmoid{gates}"
-        )
+        silu = sum(gates_itself(graph, n) for n in nodes)
+        gates = f"; {silu} of them gate their own input: HardSwish is listed for that" if silu else ""
+        form = "sigmoid_to_hard_sigmoid makes HardSigmoid(1/6, 0.5) of it, up to 0.07 away"
+        if config.form_loss is not None:
+            form = f"it becomes HardSigmoid(1/6, 0.5) if that loses at most form_loss={config.form_loss:g} on the data"
+        return "warning", f"{form}: train with HardSigmoid or HardSwish, or take A8W8, which lists Sigmoid{gates}"
     if op == "HardSigmoid" and wanted == "XINT8":
         return "note", "its reference code has this form (1/6, 0.5), so look where the compiler puts it"
     listed = f"; listed for {', '.join(NPU_FORMATS[op])}" if op in NPU_FORMATS else ""
@@ -199,12 +201,6 @@ def _shape_arithmetic(graph: Graph) -> set[Node]:
             on_shapes.add(node)
             known.update(node.outputs)
     return on_shapes
-
-
-def _gates_itself(graph: Graph, node: Node) -> bool:
-    """Whether a sigmoid's input is multiplied by it, and by nothing else."""
-    reader = graph.sole_reader(node.outputs[0])
-    return reader is not None and reader.op_type == "Mul" and node.inputs[0] in reader.inputs
 
 
 def _shape(graph: Graph, name: str) -> tuple[int | str | None, ...]:

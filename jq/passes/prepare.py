@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
-from jq.npu.rewrites import FORMS, FUNCTIONS, NOT_QUARKS, STRUCTURE, Rewrite
+from jq.npu.rewrites import NOT_QUARKS, STRUCTURE, Rewrite
 from jq.passes import CLEANING, QUARKS, simplify
 from jq.passes.biases import own_biases
 from jq.plan.selection import check_names, selected
@@ -13,8 +13,7 @@ from jq.plan.selection import check_names, selected
 def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     """Return a simplified graph and, with a config, one made of operators that its target has.
 
-    Without a config the function is unchanged; with one it is, except for activations that the target
-    computes in another form: see `QuantConfig.forms`.
+    The function is unchanged: what the target computes in another form is so in the plan (`QuantConfig.forms`).
 
     >>> import jq
     >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
@@ -29,8 +28,6 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
     for name in (n for n in STRUCTURE if n in config.rewrites and not (config.strict_quark and n in NOT_QUARKS)):
         graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
-    for name in (n for n in FUNCTIONS if n in config.forms and not config.strict_quark):
-        graph = _rewritten(graph, FORMS[name], selected(graph, config))
     return own_biases(graph) if config.bias == "int32" else graph
 
 

@@ -14,10 +14,11 @@ from jq.config import QuantConfig, resolve
 from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.graph import Graph, Node
 from jq.npu.constraints import Move, constrain
-from jq.npu.rewrites import FORMS, FUNCTIONS, NOT_QUARKS
+from jq.npu.rewrites import FUNCTIONS
 from jq.ops.linear import is_linear
 from jq.ops.table import lookup
 from jq.plan import Plan, QParams
+from jq.plan.forms import forms_of
 from jq.plan.placement import place, shared
 from jq.plan.scales import activation_qparams, calibrated, weight_qparams
 from jq.plan.selection import selected
@@ -68,7 +69,7 @@ def plan_and_moves(
         activations={k: qparams[k] for k in placement.activations if k in qparams},
         weights={k: qparams[k] for k in placement.weights if k in qparams},
         nodes=placement.nodes,
-        forms=tuple(n for n in FORMS if n in config.forms and not (config.strict_quark and n in NOT_QUARKS)),
+        forms=forms_of(graph, stats, config, placement.nodes),
     )
     # A Sigmoid that becomes a HardSigmoid is one for the constraints.
     plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)

@@ -218,7 +218,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("AlignPool", False, {"constraints": tuple(c for c in CONSTRAINTS if c != "align_pool")}),
     ("AdjustShiftCut", False, {"constraints": tuple(c for c in CONSTRAINTS if c != "shift_cut")}),
     ("VINT8.AlignConcat", True, {"constraints": ("align_concat",)}),
-    ("VINT8.ConvertSigmoidToHardSigmoid", True, {"forms": ("sigmoid_to_hard_sigmoid",)}),
+    ("VINT8.ConvertSigmoidToHardSigmoid", True, {"forms": ("sigmoid_to_hard_sigmoid",), "form_loss": None}),
     ("INT8_CNN_DEFAULT.ConvertSplitToSlice", True, {"rewrites": ("split_to_slice", "hard_swish_to_product")}),
     ("BiasCorrection", False, {"bias_correction": False}),
 ]

@@ -10,7 +10,9 @@ import jq
 from jq.config import QuantConfig, presets
 from jq.graph import Graph
 from jq.passes.prepare import prepare
+from jq.plan import Plan
 from jq.plan.selection import check_names, selected
+from jq.readings.fake import as_planned
 from tests.passes.models import build, node, normal
 
 # stem - left.0 - left.1 - join - head - last, with a second branch from stem to join: right
@@ -149,7 +151,10 @@ def test_patterns_and_operators_of_overrides(graph: Graph) -> None:
 
 def test_excluded_nodes_are_not_rewritten(graph: Graph) -> None:
     def ops(**options: Any) -> list[str]:
-        return [n.op_type for n in prepare(graph, QuantConfig(**options)).nodes]
+        config = QuantConfig(**options)
+        prepared = prepare(graph, config)
+        plan = Plan({}, {}, selected(prepared, config), config.forms)
+        return [n.op_type for n in as_planned(prepared, plan).nodes]
 
     assert "HardSigmoid" in ops() and "Sigmoid" not in ops()
     for options in ({"exclude": ("right",)}, {"exclude": ("Sigmoid",)}, {"op_types": ("Conv",)}, {"forms": ()}):

@@ -47,6 +47,12 @@ def _member(field: str, *members: str) -> Option:
     return Option(f"adds to {field}, or takes away: {', '.join(members)}", change)
 
 
+def _hard_sigmoid(draft: Draft, name: str, value: Any) -> None:
+    """Sigmoid as HardSigmoid whatever it loses, where a script asks for it."""
+    _member("forms", "sigmoid_to_hard_sigmoid").apply(draft, name, value)
+    draft["form_loss"] = None if value else draft["form_loss"]
+
+
 def _switch(effect: str, field: str, values: Mapping[bool, Any]) -> Option:
     """A switch that sets a field where it has a value for True, or for False."""
 
@@ -292,7 +298,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "RemoveFusedQDQ": _refused(_FUSED),
     # Forms of operators on the NPU, and its positions
     "ConvertLeakyReluToDPUVersion": _member("forms", "leaky_relu_alpha"),
-    "ConvertSigmoidToHardSigmoid": _member("forms", "sigmoid_to_hard_sigmoid"),
+    "ConvertSigmoidToHardSigmoid": Option("makes HardSigmoid of Sigmoid, or keeps it", _hard_sigmoid),
     "ConvertHardSigmoidToDPUVersion": _member("forms", "hard_sigmoid_factor"),
     "ConvertAvgPoolToDPUVersion": _member("forms", "average_pool_factor", "rectangular_pool_factor"),
     "ConvertReduceMeanToDPUVersion": _member("forms", "reduce_mean_factor"),

@@ -40,8 +40,7 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
     }
 )
 
-# Forms that change what an activation computes, and may be applied again. Where they come before calibration, what
-# follows is calibrated as it will be; Quark has them after it.
+# Forms that change what an activation computes: the constraints are those of the operator that it becomes.
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
 NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor")  # what suits the chip and Quark does not do
 

@@ -45,6 +45,17 @@ def leaky_relu_alpha(graph: Graph, applies: Applies = everywhere) -> Graph:
     return graph.edit(nodes) if nodes else graph
 
 
+def gates_itself(graph: Graph, node: Node) -> bool:
+    """Whether an activation's input is multiplied by it, and by nothing else."""
+    reader = graph.sole_reader(node.outputs[0])
+    return reader is not None and reader.op_type == "Mul" and node.inputs[0] in reader.inputs
+
+
+def sigmoids(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that `sigmoid_to_hard_sigmoid` may change."""
+    return tuple(candidates(graph, everywhere, "Sigmoid"))
+
+
 def sigmoid_to_hard_sigmoid(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with Sigmoid as HardSigmoid of slope 1/6, the only one that the chip has."""
     nodes: dict[Node, Node | None] = {
