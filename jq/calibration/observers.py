@@ -211,7 +211,7 @@ class FormLoss(Observer):
 
 @dataclasses.dataclass(frozen=True)
 class ErrorTable(Observer):
-    """Squared quantization error at each of several candidate exponents, the power of the signal, and the range.
+    """Squared error at each of several candidate exponents, the power of the signal, its elements, and the range.
 
     Candidate k is the exponent place["coarsest"] - k. The sums are columns of one array with one formula,
 
@@ -248,16 +248,18 @@ class ErrorTable(Observer):
         return {"coarsest": coarsest, "inverse": power_of_two(-columns), "least": least, "most": most}
 
     def init(self, rows: int, place: Place) -> State:
-        return self.extent.init(rows, place) | {"sums": np.zeros((rows, self.candidates + self.parts + 1), _float())}
+        sums = np.zeros((rows, self.candidates + self.parts + 1), _float())
+        return self.extent.init(rows, place) | {"count": np.zeros(rows, np.int32), "sums": sums}
 
     def observe(self, x: Array, place: Place) -> State:
         if not x.size:
             return self.init(1, place)
         sums = error_sums(x, *(place[k][0] for k in ("inverse", "least", "most")))
-        return {"low": -sums.reach[:1], "high": sums.reach[1:], "sums": sums.square[None]}
+        count = jnp.full(1, x.size, jnp.int32)
+        return {"low": -sums.reach[:1], "high": sums.reach[1:], "count": count, "sums": sums.square[None]}
 
     def merge(self, a: State, b: State) -> State:
-        return self.extent.merge(a, b) | {"sums": a["sums"] + b["sums"]}
+        return self.extent.merge(a, b) | {k: a[k] + b[k] for k in ("count", "sums")}
 
     def finish(self, state: State, place: Place) -> dict[str, np.ndarray]:
         """By row: the exponents, and in units of their squared scales `total`, `clipped`, and of the first `power`."""

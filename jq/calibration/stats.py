@@ -29,7 +29,7 @@ from jq.config import QuantConfig
 from jq.errors import DataError, Error, suggest
 from jq.util import files
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,6 +115,23 @@ class Stats:
         exponent, power = table["exponent"][0], np.ldexp(table["power"][0], 2 * table["exponent"][0, 0])
         total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (table["total"][0], table["clipped"][0]))
         return {"exponent": exponent, "total": total, "clipped": clipped, "power": power}
+
+    def mean_square(self, tensor: str) -> float | None:
+        """The power of a tensor per element; None without elements, or where the method keeps no power.
+
+        >>> import jq
+        >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+        >>> images = jq.zoo.calibration_set()[0][:8]
+        >>> bool(np.isclose(jq.calibrate(graph, images).mean_square("input"), np.square(images).mean()))
+        True
+        """
+        if "errors" in self.observers:
+            power, count = self.errors(tensor)["power"], self.rows(tensor, "errors")["count"].sum()
+        elif "moments" in self.observers:
+            power, count = (self.rows(tensor, "moments")[k].sum() for k in ("square", "count"))
+        else:
+            return None
+        return float(power) / int(count) if count else None
 
     def best_exponent(self, tensor: str) -> int | None:
         """The exponent of least squared error among Quark's five candidates; ties go to the coarser; None if unknown.

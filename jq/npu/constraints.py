@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -156,18 +155,27 @@ class Errors:
         return float(np.square(lost.astype(np.float64)).sum()) / power if power else 0.0
 
     def share(self, node: Node, tensor: str) -> float:
-        """A tensor's part of the power of the sum that it enters at a node; 1 if that is not known.
+        """A tensor's part of the power of the sum that it enters at a node, or at another that reads it, the largest.
 
-        Errors of weights come independently of what they multiply, so each adds its square times that of the input.
+        It is 1 where it is not known. Errors of weights come independently of what they multiply, so each adds its
+        square times that of the input.
         """
-        index, part = node.inputs.index(tensor) if tensor in node.inputs else -1, 0.0
+        readers = self.graph.consumers.get(tensor, ())
+        if node not in readers or tensor in self.graph.output_names:
+            return 1.0
+        return max(self._share(reader, tensor) for reader in readers)
+
+    def _share(self, node: Node, tensor: str) -> float:
+        if node.inputs.count(tensor) != 1:  # read twice, or by a subgraph
+            return 1.0
+        index, part = node.inputs.index(tensor), 0.0
         if node.op_type in SUMS or (node.op_type in LINEAR and index == 2):
             part = self._mean_square(tensor)
         elif node.op_type in LINEAR and index == 1 and tensor in self.params:
             array, layer = self.params[tensor], linear_layer(self.graph, node)
             outputs = 1 if layer is None else array.shape[layer.axis]
             part = self._mean_square(tensor) * array.size / outputs * self._mean_square(node.inputs[0])
-        whole = self._mean_square(node.outputs[0]) if part and self.graph.sole_reader(tensor) is node else 0.0
+        whole = self._mean_square(node.outputs[0]) if part else 0.0
         return part / whole if whole else 1.0
 
     def _of_activation(self, tensor: str, position: int) -> float:
@@ -202,12 +210,8 @@ class Errors:
         """The power of a tensor per element; 0 where that is not known."""
         if tensor in self.params:
             return float(np.square(np.asarray(self.params[tensor], np.float64)).mean())
-        name, value = self.measured(tensor), self.graph.values.get(tensor)
-        if self.stats is None or name is None or "errors" not in self.stats.observers or value is None:
-            return 0.0
-        sizes = [d for d in (value.shape or ())[1:] if isinstance(d, int)]
-        whole = value.shape is not None and len(sizes) == len(value.shape) - 1 and self.stats.samples
-        return float(self.stats.errors(name)["power"]) / (math.prod(sizes) * self.stats.samples) if whole else 0.0
+        name = self.measured(tensor)
+        return (0.0 if self.stats is None or name is None else self.stats.mean_square(name)) or 0.0
 
 
 def _at_reach(reach: float, limit: float, exponent: int) -> float:
@@ -259,6 +263,11 @@ class _Cost:
         )
         return max(0.0, added)
 
+    def moves_activations(self, way: Mapping[str, int]) -> bool:
+        """Whether a way moves more than constants."""
+        moved = (m for tensor in way for m in self.groups[self.links.group(tensor)])
+        return any(m in self.error.plan.activations for m in moved)
+
 
 # --- The fixed point ---
 
@@ -286,15 +295,16 @@ def _sweeps_of_quark(config: QuantConfig, cost: _Cost, positions: Positions) -> 
 
 
 def _sweeps_at_least_cost(config: QuantConfig, cost: _Cost, positions: Positions) -> Iterator[tuple[str, Reason]]:
-    """Sweeps that take the cheapest way that mends the shift, until all are mended.
+    """Sweeps that take the cheapest way that mends the shift, of equal ones that of constants, until all are mended.
 
     Each time that something is moved, moving it costs more: so ways that undo each other's give in where that is
     cheapest. If they do not for long, or no way mends a shift, all goes homeward, which comes to an end.
     """
     times: Counter[str] = Counter()
 
-    def price(site: NodeTensors, way: Mapping[str, int], at: At) -> float:
-        return cost.of_way(site, way, at) + _PRICE * sum(times[cost.links.group(t)] for t in way)
+    def price(site: NodeTensors, way: Mapping[str, int], at: At) -> tuple[float, bool]:
+        again = _PRICE * sum(times[cost.links.group(t)] for t in way)
+        return cost.of_way(site, way, at) + again, cost.moves_activations(way)
 
     for sweep in itertools.count():
 

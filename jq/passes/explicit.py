@@ -1,10 +1,11 @@
-"""Attributes that are left to their defaults, written out."""
+"""The form in which compilers and runtimes take operators: their attributes written out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from jq.graph import Graph, Node
+from jq.graph.edit import fresh
 from jq.graph.schemas import defaults
 
 _EXPLICIT = frozenset(
@@ -15,13 +16,21 @@ _EXPLICIT = frozenset(
 def explicit(graph: Graph) -> Graph:
     """Return the graph with every attribute of convolutions, pools and matrix products written out.
 
-    The NPU's provider aborts where one is left to its default. Pads are counted out where shapes are known.
+    The NPU's provider aborts where one is left to its default. Pads are counted out where shapes are known. An
+    AveragePool is the exception: onnxruntime makes a QLinearAveragePool of one between quantizers, which knows no
+    `dilations`, and refuses the model. So dilations of one are left out, and others get a Sum of one operand behind them.
     """
-    nodes: dict[Node, Node | None] = {}
+    nodes: list[Node] = []
+    taken = set(graph.tensors)
     for node in graph.nodes:
         if node.op_type in _EXPLICIT and not node.domain and (attrs := _written_out(graph, node)) != dict(node.attrs):
-            nodes[node] = node.replace(attrs=attrs)
-    return graph.edit(nodes) if nodes else graph
+            node = node.replace(attrs=attrs)
+        if node.op_type == "AveragePool" and any(d != 1 for d in node.attrs.get("dilations", ())):
+            apart = fresh(f"{node.outputs[0]}_dilated", taken)
+            nodes += [node.replace(outputs=(apart,)), Node("Sum", (apart,), node.outputs)]
+        else:
+            nodes.append(node)
+    return graph.replace(nodes=tuple(nodes))
 
 
 def _written_out(graph: Graph, node: Node) -> dict[str, Any]:
@@ -34,7 +43,9 @@ def _written_out(graph: Graph, node: Node) -> dict[str, Any]:
         return attrs
     rank = len(kernel)
     attrs.setdefault("strides", (1,) * rank)
-    if node.op_type in ("Conv", "ConvTranspose", "MaxPool") or "dilations" in attrs or graph.opset() >= 19:
+    if node.op_type == "AveragePool":
+        attrs = {k: v for k, v in attrs.items() if k != "dilations" or any(d != 1 for d in v)}
+    elif node.op_type != "LpPool" or graph.opset() >= 18:
         attrs.setdefault("dilations", (1,) * rank)
     if node.op_type == "ConvTranspose":
         attrs.setdefault("output_padding", (0,) * rank)

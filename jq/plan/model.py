@@ -135,7 +135,7 @@ class QTensor:
 
     def value(self, dtype: Any = np.float32) -> Array:
         """The values that the codes stand for, (array - zero_point) * scale."""
-        xp: Any = np if isinstance(self.array, np.ndarray) else jnp
+        xp: Any = np if isinstance(self.array, (np.ndarray, np.generic)) else jnp
         parameters = (xp.asarray(v, dtype) for v in (self.qparams.zero_point, self.qparams.scale))
         zero, scale = (self.qparams._along(v, self.array, None) for v in parameters)
         return (self.array.astype(dtype) - zero) * scale

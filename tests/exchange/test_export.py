@@ -49,6 +49,30 @@ def result(images):
     return jq.quantize(jq.zoo.path("fashion_mobilenet"), images[:32])
 
 
+@pytest.fixture(scope="module")
+def every_explicit():
+    """Each operator of which attributes are written out, between quantizers."""
+    rng = np.random.default_rng(0)
+    sizes = {"w": (4, 3, 3, 3), "v": (4, 4, 2, 2), "u": (4, 4, 3), "g": (256, 5)}
+    weights = {k: rng.normal(0, 0.3, s).astype(np.float32) for k, s in sizes.items()}
+    weights |= {"line": np.array([1, 4, 64]), "image": np.array([1, 4, 8, 8])}
+    pool, same = {"kernel_shape": [2, 2]}, {"auto_pad": "SAME_UPPER"}
+    chain = [
+        ("Conv", ["w"], same), ("Abs", [], {}), ("Reshape", ["line"], {}), ("Conv", ["u"], same), ("Abs", [], {}),
+        ("Reshape", ["image"], {}), ("AveragePool", [], {**pool, **same}), ("Neg", [], {}),
+        ("MaxPool", [], {**pool, **same}), ("LpPool", [], pool), ("Neg", [], {}),
+        ("AveragePool", [], {**pool, "pads": [1, 1, 0, 0], "count_include_pad": 1}), ("Abs", [], {}),
+        ("ConvTranspose", ["v"], {}), ("LeakyRelu", [], {}), ("Neg", [], {}), ("HardSigmoid", [], {}),
+        ("Softmax", [], {}), ("Flatten", [], {}), ("Gemm", ["g"], {}), ("Neg", [], {}),
+    ]  # fmt: skip
+    names = ["x", *(f"t{i}" for i in range(len(chain) - 1)), "y"]
+    nodes = [node(op, [names[i], *more], [names[i + 1]], **a) for i, (op, more, a) in enumerate(chain)]
+    x = rng.standard_normal((4, 3, 8, 8), np.float32)
+    model = built(nodes, [1, 3, 8, 8], ["y"], weights, opset=13)
+    config = jq.presets["INT8_CNN_DEFAULT"].replace(op_types=None)
+    return x, jq.quantize(model, x, config, opset=13)
+
+
 class TestFile:
     def test_quantizers_have_the_vendors_names(self, result):
         names = {n.name for n in result.model.graph.node}
@@ -182,6 +206,29 @@ class TestAttributes:
         original = ort.InferenceSession(built(nodes, [1, 1, size, size], ["y"], weights).SerializeToString())
         written = ort.InferenceSession(jq.to_model(graph).SerializeToString())
         np.testing.assert_array_equal(written.run(None, {"x": x})[0], original.run(None, {"x": x})[0])
+
+    def test_onnxruntime_takes_them_at_every_opset(self, every_explicit):
+        x, result = every_explicit
+        for opset in range(13, 26):
+            for format in ("qdq", "qoperator"):
+                model = jq.export(result.graph, result.plan, opset=opset, format=format)
+                session = ort.InferenceSession(model.SerializeToString())  # with all that it fuses by default
+                want = onnxruntime_outputs(model, {"x": x[:1]})[0]
+                assert np.abs(session.run(None, {"x": x[:1]})[0] - want).max() <= 2 * result.plan["y"].scale
+
+    @pytest.mark.parametrize("dilation", [1, 2])
+    def test_onnxruntime_takes_an_average_with_dilations(self, dilation):
+        x = np.random.default_rng(0).standard_normal((4, 2, 8, 8), np.float32)
+        pool = {"kernel_shape": [2, 3], "dilations": [dilation, dilation]}
+        nodes = [node("Neg", ["x"], ["a"]), node("AveragePool", ["a"], ["p"], **pool), node("Neg", ["p"], ["y"])]
+        config = jq.presets["INT8_CNN_DEFAULT"].replace(op_types=None)
+        result = jq.quantize(built(nodes, [1, 2, 8, 8], ["y"], opset=19), x, config)
+        assert "p" in result.plan
+        session = ort.InferenceSession(result.model.SerializeToString())
+        (want,) = onnxruntime_outputs(built(nodes, [1, 2, 8, 8], ["y"], opset=19), {"x": x[:1]})
+        assert np.abs(session.run(None, {"x": x[:1]})[0] - want).max() <= 4 * result.plan["a"].scale
+        have = jq.integer.load(result.model, target="ort")({"x": x[:1]})["y"]
+        np.testing.assert_array_equal(have, onnxruntime_outputs(result.model, {"x": x[:1]})[0])
 
     def test_unknown_sizes_keep_same(self):
         nodes = [node("Conv", ["x", "w"], ["y"], auto_pad="SAME_UPPER")]

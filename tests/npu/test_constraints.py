@@ -16,9 +16,10 @@ import jq
 from jq.arithmetic.formats import BFLOAT16, INT8, INT16, INT32, UINT8
 from jq.calibration.observers import ErrorTable
 from jq.calibration.stats import Stats
-from jq.npu.constraints import Move, constrain, errors_of, violations
+from jq.npu.constraints import Errors, Move, constrain, errors_of, violations
 from jq.plan import Plan, QParams
 from jq.plan.placement import place, shared
+from jq.plan.planning import plan_and_moves
 from tests.calibration.test_calibrate import built
 from tests.conftest import SHARED
 
@@ -307,7 +308,7 @@ def stats_of(arrays, config=XINT8):
         scaled = np.float64(array).reshape(-1) * place["inverse"][row][:, None]
         clipped = np.clip(scaled, place["least"][row][:, None], place["most"][row][:, None])
         sums.append(np.square(scaled - np.rint(clipped)).sum(1))
-    state = {"low": low, "high": high, "sums": np.array(sums)}
+    state = {"low": low, "high": high, "count": np.array([a.size for a in arrays.values()]), "sums": np.array(sums)}
     return Stats(
         config, {k: {"errors": 1} for k in arrays}, {"errors": observer}, {"errors": place}, {"errors": state}, 1
     )
@@ -521,6 +522,40 @@ def test_weights_count_by_their_share_of_the_sum():
     alone, y = conv_of(x, w)
     before, after = _constrained(alone, {"x": 7, "w": 25, "y": 5}, stats_of({"x": x, "y": y}))
     assert set(moved(before, after)) == {"y"}
+
+
+@pytest.mark.parametrize("dims", [["N", 8, 16], ["N", "L", 16], [4, 8, 16]], ids=str)
+@pytest.mark.parametrize("method", ["minmse", "minmax"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_tiny_constant_gives_way_to_what_it_is_added_to(shared, method, dims):
+    """An epsilon is of no account in each sum that reads it, whatever dims are named."""
+    nodes = [node("Mul", ["x", "x"], ["p"]), node("Mul", ["p", "p"], ["q"])]
+    nodes += [node("Add", ["p", "e"], ["y"]), node("Add", ["q", "e" if shared else "f"], ["z"])]
+    epsilon = {"e": np.float32(1e-5), "f": np.float32(2e-5)}
+    graph = jq.load(built(nodes, dims, ["y", "z"], dict(list(epsilon.items())[: 2 - shared])))
+    x = np.random.default_rng(0).standard_normal((4, 8, 16)).astype(np.float32)
+    config = XINT8.replace(method=method)
+    _, moves = plan_and_moves(graph, jq.calibrate(graph, x, config), config)
+    assert {m.tensor for m in moves if m.rule == "shift_read"} == ({"e"} if shared else {"e", "f"})
+
+
+def test_a_constant_that_another_operator_needs_counts_in_full():
+    """What a sum could spare may be all of a product."""
+    arrays = {"x": np.ones((4, 8)), "e": np.float32(1e-3)}
+    nodes = [node("Add", ["x", "e"], ["y"]), node("Mul", ["x", "e"], ["z"])]
+    for several in (False, True):
+        graph = jq.load(built(nodes[: 1 + several], [4, 8], ["y", "z"][: 1 + several], {"e": arrays["e"]}))
+        stats = stats_of({"x": arrays["x"], "y": arrays["x"] + arrays["e"]})
+        errors = Errors(graph, plan_of(graph, {"x": 6, "e": 16}), stats, graph.params, keeps_codes=False)
+        assert errors.share(graph.nodes[0], "e") == pytest.approx(1.0 if several else 1e-6, rel=0.01)
+
+
+def test_where_either_is_lost_a_constant_gives_way():
+    """Without statistics all of both is lost, whichever moves."""
+    graph = jq.load(built([node("Add", ["e", "x"], ["y"])], [4, 8], ["y"], {"e": np.float32(1e-9)}))
+    for position in (20, 40):
+        plan = plan_of(graph, {"x": 3, "e": position})
+        assert set(moved(plan, constrain(graph, plan, None, XINT8)[0])) == {"e"}
 
 
 def test_what_was_not_measured_is_taken_to_fill_its_codes():

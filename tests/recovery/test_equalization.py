@@ -224,6 +224,13 @@ class TestGroups:
         assert not find_groups(graph).channels["a"].any()
         assert equalize(graph) is graph
 
+    @pytest.mark.parametrize("op", ["Reshape", "Unsqueeze"])
+    def test_a_tensor_of_one_dim_has_no_channels(self, op):
+        arrays = {"rows": np.array([1, 5, 1, 1]) if op == "Reshape" else np.array([0, 2, 3])}
+        nodes = [conv("x", "a", arrays, 5, 4), node("ReduceMean", ["a"], ["m"], axes=[0, 2, 3], keepdims=0)]
+        nodes += [node(op, ["m", "rows"], ["u"]), node("Add", ["a", "u"], ["y"])]
+        assert not find_groups(jq.load(build(nodes, arrays))).channels["a"].any()
+
     def test_inputs_and_outputs(self):
         graph = jq.load(between(node("Relu", ["a"], ["m"]), outputs=("y", "a")))
         groups = find_groups(graph)

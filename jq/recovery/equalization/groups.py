@@ -306,7 +306,7 @@ def padded_axes(graph: Graph, node: Node, rank: int) -> set[int] | None:
 def _repeats(graph: Graph, node: Node) -> int:
     """How many channels of the output, one after the other, hold what is one of the input; 0 if it is not so."""
     before, after = _shape(graph, node.inputs[0]), _shape(graph, node.outputs[0])
-    if before is None or after is None or len(after) < 2:
+    if before is None or after is None or min(len(before), len(after)) < 2:
         return 0
     if node.op_type in ("ReduceMean", "ReduceMax", "ReduceSum"):
         if (given := known_ints(graph, node, "axes")) is None:
