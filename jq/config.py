@@ -104,6 +104,11 @@ class QuantConfig:
     )
     input_nodes: tuple[str, ...] = field((), "quantize only these nodes and what follows them")
     output_nodes: tuple[str, ...] = field((), "quantize only these nodes and what leads to them")
+    head: Literal["float", "int8"] = field(
+        "float",
+        "what decodes a detector's boxes and scores behind its last layers: left in float, where activations are "
+        "calibrated integers and strict_quark is off; or quantized like the rest",
+    )
     overrides: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = field(
         (), "other options for some nodes, by name, pattern or operator", needs="{node or operator: {option: value}}"
     )

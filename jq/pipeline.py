@@ -33,6 +33,7 @@ from jq.passes.prepare import prepare
 from jq.plan import Plan
 from jq.plan.forms import sigmoid_choice
 from jq.plan.planning import check_weights, plan_and_moves
+from jq.plan.selection import float_heads
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
@@ -87,6 +88,10 @@ def quantize(
     check_roundings(config, roundings or {})
     original = model if isinstance(model, Graph) else load(model)
     ready = calibrated(original, data, config, mesh)
+    if left := float_heads(ready.graph, config):
+        nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
+        text = "left in float: %d nodes that decode boxes and scores, behind %d tensors (%r to %r); head='int8' quantizes them"
+        log.warning(text, len(nodes), len(entries), nodes[0].label, nodes[-1].label)
     if not config.finetune:
         ready = corrected(ready, config)
     graph, stats, plan, moves = ready.graph, ready.stats, ready.plan, ready.moves

@@ -26,7 +26,7 @@ STOREYS = (
     ("npu.rewrites",),
     ("readings",),
     ("config", "config_file"),
-    ("plan.selection", "plan.placement"),
+    ("plan.heads", "plan.selection", "plan.placement"),
     ("passes",),
     ("calibration",),
     ("plan.ranges", "plan.scales", "plan.forms", "npu.shifts", "npu.constraints", "plan.planning"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -13,7 +14,9 @@ from jq.graph import Graph, Node
 from jq.graph.quantizers import is_quantized
 from jq.ops.kinds import is_clip, is_conv
 from jq.ops.linear import is_linear
+from jq.plan.heads import heads
 from jq.plan.planning import weights_to_quantize
+from jq.plan.selection import float_heads
 from jq.readings.tracing import unsupported
 
 RULES: list[Rule] = []
@@ -125,6 +128,26 @@ def _few_convs(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             "graph",
             f"{count} Conv in the main graph; the NPU's provider leaves a model with fewer than 2 on the CPU: lower "
             "minimum_num_of_conv in its configuration",
+        )
+
+
+@_rule("detection-head", "note")
+def _detection_head(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    every = heads(graph) if config.calibrates else ()
+    if not every:
+        return
+    exclude = f"exclude_subgraphs={json.dumps([head.ends for head in every])}"
+    nodes = counted(sum(len(head.nodes) for head in every), "node")
+    if float_heads(graph, config):
+        yield Found(
+            every[0].nodes[0].label, f"{nodes} decode boxes and scores and stay in float; the same by {exclude}"
+        )
+    else:
+        yield Found(
+            every[0].nodes[0].label,
+            f"{nodes} decode boxes and scores, which one scale does not hold: with head='int8' or strict_quark most "
+            f"detectors find nothing; take head='float', or {exclude}",
+            "warning",
         )
 
 

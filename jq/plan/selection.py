@@ -1,4 +1,4 @@
-"""Which nodes a config quantizes: by operator, by name, and by where they stand."""
+"""Which nodes a config quantizes: by operator, by name, by where they stand, and none of a detector's head."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from jq.config import QuantConfig
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph, Node
+from jq.plan.heads import Head, heads
 
 
 def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
@@ -21,7 +22,13 @@ def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
     for starts, ends in config.exclude_subgraphs:
         inside = _between(graph, _named(graph, starts), _named(graph, ends))
         nodes = [n for n in nodes if n not in inside]
-    return frozenset(n.outputs[0] for n in nodes if n.outputs)
+    decoding = {n for head in float_heads(graph, config) for n in head.nodes}
+    return frozenset(n.outputs[0] for n in nodes if n.outputs and n not in decoding)
+
+
+def float_heads(graph: Graph, config: QuantConfig) -> tuple[Head, ...]:
+    """Return the heads that a config leaves in float."""
+    return heads(graph) if config.head == "float" and config.calibrates and not config.strict_quark else ()
 
 
 def check_names(graph: Graph, config: QuantConfig) -> None:
