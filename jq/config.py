@@ -48,6 +48,11 @@ CONSTRAINTS = (
     "hard_sigmoid", "shift_swish",
 )  # fmt: skip
 
+CANONICAL = (  # of `jq.passes.canonical`
+    "instance_norm", "layer_norm", "rms_norm", "softmax", "hard_swish", "gelu", "gelu_tanh", "silu", "mish", "sigmoid",
+    "hard_sigmoid", "factors",
+)  # fmt: skip
+
 
 def _is_format(value: Any) -> bool:
     return bool(value == format_named(value.name))
@@ -116,6 +121,12 @@ class QuantConfig:
     dynamic: bool = field(False, "scales of activations come from the data that the model runs on")
     fuse_activations: bool = field(True, "no rounding between a linear operator and the ReLU that alone reads it")
 
+    canonical: tuple[str, ...] = field(
+        CANONICAL,
+        "operators that are put together again where the exporter decomposed them, and factors that are folded into "
+        "linear layers, before anything is quantized; exact in float (`jq.passes.canonical`)",
+        among=CANONICAL,
+    )
     rewrites: tuple[str, ...] = field(
         tuple(STRUCTURE), "changes of the graph before calibration (`jq.npu.rewrites`)", among=tuple(STRUCTURE)
     )

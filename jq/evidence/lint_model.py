@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 
@@ -14,6 +15,7 @@ from jq.graph import Graph, Node
 from jq.graph.quantizers import is_quantized
 from jq.ops.kinds import is_clip, is_conv
 from jq.ops.linear import is_linear
+from jq.passes.prepare import canonical
 from jq.plan.heads import heads
 from jq.plan.planning import weights_to_quantize
 from jq.plan.selection import float_heads
@@ -51,6 +53,29 @@ def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             next(iter(bad)),
             f"NaN or Inf in {counted(len(bad), 'constant tensor')} ({listed(f'{k}: {n}' for k, n in bad.items())}); no "
             "integer holds them: a mask of -Inf may be a finite number such as -100, anything else needs a new export",
+        )
+
+
+@_rule("canonical-form", "note")
+def _canonical(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    made = None if config.strict_quark else canonical(graph, config)
+    for form, matches in itertools.groupby(
+        sorted(made.matches, key=lambda m: m.form) if made else (), lambda m: m.form
+    ):
+        regions = [m.region for m in matches]
+        sizes = "-".join(map(str, sorted({min(sizes := [len(r.nodes) for r in regions]), max(sizes)})))
+        ends = listed(r.end.label for r in regions)
+        yield Found(
+            regions[0].end.label,
+            f"{counted(len(regions), 'region')} of {sizes} nodes that compute {form}, ending at {ends}: each becomes one "
+            f"operator before anything is quantized; without {form!r} in `canonical` it stays as it is",
+        )
+    if made and made.folded:
+        yield Found(
+            made.folded[0].label,
+            f"{counted(len(made.folded), 'scale or shift', 'scales and shifts')} by constants "
+            f"({listed(n.label for n in made.folded)}) {'goes' if len(made.folded) == 1 else 'go'} into the weights of "
+            "linear layers; without 'factors' in `canonical` they stay",
         )
 
 

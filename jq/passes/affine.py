@@ -81,8 +81,8 @@ def absorb(
         new_bias = ((bias - centre) * scale + shift + np.zeros(count, np.float32)).astype(weight.dtype)
     if not all(np.isfinite(a.astype(np.float64)).all() for a in (new_weight, new_bias)):
         return None
-    weight_name = _own(graph, node, 1, "weight", taken) if scale.size > 1 or scale.item() != 1 else node.inputs[1]
-    bias_name = _own(graph, node, 2, "bias", taken)
+    weight_name = own_name(graph, node, 1, "weight", taken) if scale.size > 1 or scale.item() != 1 else node.inputs[1]
+    bias_name = own_name(graph, node, 2, "bias", taken)
     inputs = (node.inputs[0], weight_name, bias_name)
     return node.replace(inputs=inputs, attrs=attrs), {weight_name: new_weight, bias_name: new_bias}
 
@@ -92,7 +92,7 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"  # which is no float to numpy
 
 
-def _own(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> str:
+def own_name(graph: Graph, node: Node, index: int, role: str, taken: set[str]) -> str:
     """A name for an array of this node alone: the present one if nobody else reads it."""
     name = node.inputs[index] if index < len(node.inputs) else ""
     if name and graph.sole_reader(name):

@@ -7,7 +7,9 @@ from jq.graph import Graph
 from jq.npu.rewrites import NOT_QUARKS, STRUCTURE, Rewrite
 from jq.passes import CLEANING, QUARKS, simplify
 from jq.passes.biases import own_biases
-from jq.plan.selection import check_names, selected
+from jq.passes.canonical import Canonical, put_together
+from jq.plan.selection import check_names, named, selected
+from jq.util.progress import log
 
 
 def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
@@ -25,10 +27,20 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
     config = resolve(config)
     check_names(graph, config)
     graph = simplify(graph, QUARKS if config.strict_quark else CLEANING)
+    if not config.strict_quark:
+        made = canonical(graph, config)
+        log.info("canonical forms: %s", made)
+        graph = simplify(made.graph) if made.graph is not graph else graph
     everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
     for name in (n for n in STRUCTURE if n in config.rewrites and not (config.strict_quark and n in NOT_QUARKS)):
         graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
     return own_biases(graph) if config.bias == "int32" else graph
+
+
+def canonical(graph: Graph, config: QuantConfig) -> Canonical:
+    """Return a simplified graph in canonical form, but for nodes that the config excludes or names."""
+    chosen = selected(graph, config.replace(op_types=None)) - named(graph, config)
+    return put_together(graph, config.canonical, lambda node: node.outputs[0] in chosen)
 
 
 def _rewritten(graph: Graph, rewrite: Rewrite, chosen: frozenset[str]) -> Graph:

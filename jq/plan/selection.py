@@ -43,6 +43,15 @@ def check_names(graph: Graph, config: QuantConfig) -> None:
         _named(graph, (*starts, *ends))
 
 
+def named(graph: Graph, config: QuantConfig) -> frozenset[str]:
+    """Return the first output of each node that the config names, itself or by a pattern, whatever for."""
+    subgraphs = (name for ends in config.exclude_subgraphs for names in ends for name in names)
+    names = {*config.input_nodes, *config.output_nodes, *subgraphs}
+    patterns = [pattern for pattern, _ in config.overrides]
+    nodes = (n for n in graph.nodes if n.label in names or any(fnmatch.fnmatchcase(n.label, p) for p in patterns))
+    return frozenset(n.outputs[0] for n in nodes if n.outputs)
+
+
 def _matches(node: Node, pattern: str) -> bool:
     return pattern == node.op_type or fnmatch.fnmatchcase(node.label, pattern)
 

@@ -1,0 +1,225 @@
+"""Scales and shifts by constants go into the weights and biases of the linear operators around them.
+
+`jq.passes.affine` does so right behind Conv and Gemm. Here a scale also goes forward, into all that read it, and back
+through a product with other activations into the projection that one of them comes from; on its way, through operators
+that commute with it. A shift goes forward only where nothing is padded: zeros around an image are not shifted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.graph.edit import bypass, fresh
+from jq.npu.rewrites.edits import Applies, everywhere
+from jq.ops.linear import linear_layer
+from jq.passes.affine import LINEAR, absorb, is_float, own_name
+
+_ROUNDS = 20  # a chain of scales and shifts is a few nodes long
+_MOVES = frozenset({"Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"})
+_ORDERED = frozenset({"GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})  # commute with positive factors
+_BY_CHANNEL = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
+Edits = tuple[dict[Node, Node | None], dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factor:
+    """An elementwise node by a constant: scale * source + shift; of the source's rank, without being broader."""
+
+    node: Node
+    source: str
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+def fold_factors(graph: Graph, applies: Applies = everywhere) -> tuple[Graph, tuple[Node, ...]]:
+    """The graph with scales and shifts by constants folded into linear operators, and the nodes that these were."""
+    folded = list[Node]()
+    for _ in range(_ROUNDS):
+        edits, gone = _edits(graph, applies)
+        if not gone:
+            break
+        folded += gone
+        graph = bypass(graph.edit(*edits), {node.outputs[0]: source for node, source in gone.items()})
+    return graph, tuple(folded)
+
+
+def _edits(graph: Graph, applies: Applies) -> tuple[Edits, dict[Node, str]]:
+    """The edits of one sweep, and the nodes that they make superfluous, each with what it read."""
+    taken, touched = set(graph.tensors), set[Node]()
+    nodes, arrays, gone = dict[Node, Node | None](), dict[str, np.ndarray](), dict[Node, str]()
+    for node in graph.nodes:
+        if not applies(node) or (factor := factor_of(graph, node)) is None:
+            continue
+        edits = _forward(graph, factor, taken) or _back(graph, factor, taken)
+        if edits is None or not touched.isdisjoint((node, *edits[0])):
+            continue
+        touched.update((node, *edits[0]))
+        nodes |= edits[0]
+        arrays |= edits[1]
+        gone[node] = factor.source
+    return (nodes, arrays), gone
+
+
+def factor_of(graph: Graph, node: Node) -> Factor | None:
+    """A node as a scale and a shift by constants; None if it is neither."""
+    if node.op_type not in ("Add", "Sub", "Mul", "Div") or node.domain or graph.opset() < 7 or len(node.inputs) != 2:
+        return None
+    first = node.inputs[1] in graph.params
+    source, name = node.inputs if first else node.inputs[::-1]
+    constant, value = graph.params.get(name), graph.values.get(source)
+    if constant is None or source in graph.arrays or value is None or not value.shape or constant.dtype != np.float32:
+        return None
+    aligned = (1,) * (len(value.shape) - constant.ndim) + constant.shape
+    if value.dtype != constant.dtype or any(n not in (1, d) for n, d in zip(aligned, value.shape, strict=False)):
+        return None
+    if len(aligned) > len(value.shape) or not np.isfinite(held := constant.reshape(aligned).astype(np.float64)).all():
+        return None
+    one, zero = np.ones_like(held), np.zeros_like(held)
+    match node.op_type:
+        case "Add":
+            return Factor(node, source, one, held)
+        case "Sub":
+            return Factor(node, source, one, -held) if first else Factor(node, source, -one, held)
+        case "Mul":
+            return Factor(node, source, held, zero) if held.all() else None
+    return Factor(node, source, 1 / held, zero) if first and held.all() else None
+
+
+# --- Forward ---
+
+
+def _forward(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
+    """The edits by which all readers take a factor in; None if one cannot."""
+    tensor, nodes, arrays = factor.node.outputs[0], dict[Node, Node | None](), dict[str, np.ndarray]()
+    scale = factor.scale
+    while not factor.shift.any() and (reader := graph.sole_reader(tensor)) and reader.inputs[0] == tensor:
+        if (added := factor_of(graph, reader)) is not None and added.shift.any() and (added.scale == 1).all():
+            name = fresh(f"{reader.label}.shift", taken)
+            arrays[name] = (added.shift / scale).astype(np.float32)
+            nodes[reader] = reader.replace(op_type="Add", inputs=(tensor, name))
+        elif not _commutes(reader, scale):
+            break
+        elif scale.size == 1:
+            scale = scale.reshape(())
+        tensor = reader.outputs[0]
+    readers = graph.consumers.get(tensor, ())
+    if not readers or tensor in graph.output_names:
+        return None
+    for reader in readers:
+        if (edits := _taken_in(graph, reader, tensor, scale, factor.shift, taken)) is None:
+            return None
+        nodes |= edits[0]
+        arrays |= edits[1]
+    return nodes, arrays
+
+
+def _commutes(node: Node, scale: np.ndarray) -> bool:
+    """Whether a factor in front of a node is the same as behind it."""
+    known = node.op_type in (_MOVES | _AVERAGES | _ORDERED if scale.size == 1 else _BY_CHANNEL) and not node.domain
+    return known and (node.op_type not in _ORDERED or bool((scale > 0).all()))
+
+
+def _taken_in(
+    graph: Graph, node: Node, tensor: str, scale: np.ndarray, shift: np.ndarray, taken: set[str]
+) -> Edits | None:
+    """The edits by which a linear operator reads the tensor as it was before a scale and a shift."""
+    layer = linear_layer(graph, node)
+    if layer is None or node.inputs[0] != tensor or node.inputs.count(tensor) > 1 or node.attrs.get("transA"):
+        return None
+    weight = graph.params[layer.weight]
+    unfolded = layer.unfolded(weight) if is_float(weight.dtype) else None
+    if unfolded is None or node.op_type not in (*LINEAR, "MatMul"):
+        return None
+    channels, axis = int(unfolded.reads.max()) + 1, -1 if node.op_type in ("Gemm", "MatMul") else 1
+    by_channel = [_by_channel(a, axis, channels) for a in (scale, shift)]
+    scales, shifts = by_channel
+    if scales is None or shifts is None:
+        return None
+    factors = np.broadcast_to(scales[unfolded.reads][:, :, None], unfolded.weight.shape)
+    arrays = {own_name(graph, node, 1, "weight", taken): (weight * unfolded.folded(factors)).astype(weight.dtype)}
+    inputs = (tensor, *arrays, *node.inputs[2:])
+    nodes: dict[Node, Node | None] = {node: node.replace(inputs=inputs)}
+    if shift.any():
+        added = (unfolded.weight.sum(-1, dtype=np.float64) * shifts[unfolded.reads]).sum(-1)
+        biased = _biased(graph, node.replace(inputs=inputs), node, node.attrs.get("alpha", 1.0) * added, taken)
+        if biased is None:
+            return None
+        nodes |= biased[0]
+        arrays |= biased[1]
+    return (nodes, arrays) if all(np.isfinite(a).all() for a in arrays.values()) else None
+
+
+def _by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
+    """An array of one number or one per channel as a vector; None of others."""
+    if array.size == 1:
+        return np.full(channels, array.item())
+    along = array.ndim > axis and array.shape[axis] == array.size == channels
+    return array.reshape(-1) if along else None
+
+
+def _biased(graph: Graph, new: Node, node: Node, added: np.ndarray, taken: set[str]) -> Edits | None:
+    """The edits by which a linear operator adds more to each output channel; None where it cannot."""
+    if node.op_type == "MatMul":
+        add = graph.sole_reader(node.outputs[0])
+        sum_of = None if add is None else factor_of(graph, add)
+        if add is None or sum_of is None or not (sum_of.scale == 1).all():
+            return None
+        name = fresh(f"{add.label}.bias", taken)
+        array = (sum_of.shift + added).astype(np.float32)
+        return {node: new, add: add.replace(op_type="Add", inputs=(node.outputs[0], name))}, {name: array}
+    padded = np.any(node.attrs.get("pads", 0)) or node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    if padded or node.op_type == "ConvTranspose":
+        return None
+    given = node.inputs[2] if len(node.inputs) > 2 else ""
+    bias = graph.params.get(given, None if given else np.zeros(1, np.float32))
+    if bias is None or bias.ndim > 1:
+        return None
+    name = own_name(graph, node, 2, "bias", taken)
+    array = (bias * node.attrs.get("beta", 1.0) + added).astype(np.float32)
+    attrs = {k: v for k, v in node.attrs.items() if k != "beta"}
+    return {node: new.replace(inputs=(*new.inputs[:2], name), attrs=attrs)}, {name: array}
+
+
+# --- Back ---
+
+
+def _back(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
+    """The edits by which the linear operator that a factor's source comes from takes it in; None if there is none."""
+    if factor.shift.any():
+        return None
+    tensor, scale = factor.source, factor.scale
+    nodes, arrays = dict[Node, Node | None](), dict[str, np.ndarray]()
+    while graph.sole_reader(tensor) is not None and (node := graph.producer.get(tensor)) is not None:
+        if (edits := _scaled(graph, node, scale, taken)) is not None:
+            return nodes | edits[0], arrays | edits[1]
+        added = factor_of(graph, node)
+        if added is not None and added.shift.any() and (added.scale == 1).all():
+            name = fresh(f"{node.label}.shift", taken)
+            arrays[name] = (added.shift * scale).astype(np.float32)
+            nodes[node] = node.replace(op_type="Add", inputs=(added.source, name))
+            tensor = added.source
+        elif scale.size == 1 and (_commutes(node, scale) or (node.op_type == "MatMul" and not node.domain)):
+            tensor, scale = node.inputs[0], scale.reshape(())
+        else:
+            return None
+    return None
+
+
+def _scaled(graph: Graph, node: Node, scale: np.ndarray, taken: set[str]) -> Edits | None:
+    """The edits by which a linear operator's output is multiplied by a scale; None if it is none or cannot be."""
+    if node.domain:
+        return None
+    if node.op_type in LINEAR and scale.size == 1:
+        factor, zero = np.full(1, scale.item(), np.float32), np.zeros(1, np.float32)
+        absorbed = absorb(graph, node, factor, zero, zero, taken)
+        return None if absorbed is None else ({node: absorbed[0]}, absorbed[1])
+    weight = graph.params.get(node.inputs[1]) if node.op_type == "MatMul" else None
+    vector = None if weight is None or weight.ndim != 2 else _by_channel(scale, -1, weight.shape[1])
+    if weight is None or vector is None or not is_float(weight.dtype):
+        return None
+    name = own_name(graph, node, 1, "weight", taken)
+    return {node: node.replace(inputs=(node.inputs[0], name))}, {name: (weight * vector).astype(weight.dtype)}
