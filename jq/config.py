@@ -137,6 +137,13 @@ class QuantConfig:
         "to the power, is no more than this, summed over all Sigmoids; None: always, as in Quark",
         least=0,
     )
+    output_ties: float | None = field(
+        0.02,
+        "an average pool that ends the network, and has the step of its input on the NPU, stays in float for the host "
+        "where that step makes ties of the two largest outputs of more than this share of the calibration samples; "
+        "None: never",
+        least=0,
+    )
     cle: bool | Literal["nagel"] = field(
         True, "cross-layer equalization: minimum-noise, or nagel, ranges as in arXiv:1906.04721 (`jq.equalize`)"
     )

@@ -32,8 +32,9 @@ from jq.passes.opset import check_opset
 from jq.passes.prepare import prepare
 from jq.plan import Plan
 from jq.plan.forms import sigmoid_choice
+from jq.plan.outputs import left_to_host, ties_of_outputs
 from jq.plan.planning import check_weights, plan_and_moves
-from jq.plan.selection import float_heads
+from jq.plan.selection import float_heads, selected
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
@@ -92,6 +93,8 @@ def quantize(
         nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
         text = "left in float: %d nodes that decode boxes and scores, behind %d tensors (%r to %r); head='int8' quantizes them"
         log.warning(text, len(nodes), len(entries), nodes[0].label, nodes[-1].label)
+    for sentence in left_to_host(ready.graph, ready.plan, ready.stats, selected(ready.graph, config)):
+        log.warning(sentence)
     if not config.finetune:
         ready = corrected(ready, config)
     graph, stats, plan, moves = ready.graph, ready.stats, ready.plan, ready.moves
@@ -108,6 +111,8 @@ def quantize(
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
     chosen = {} if sigmoids is None else {"sigmoids": str(sigmoids)}
+    if ties := ties_of_outputs(graph, plan, stats):
+        chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
     facts = (
         _facts(graph, config, stats, quantized, metadata) | chosen | {"seconds": f"{time.perf_counter() - start:.1f}"}
     )

@@ -29,7 +29,7 @@ STOREYS = (
     ("plan.heads", "plan.selection", "plan.placement"),
     ("passes",),
     ("calibration",),
-    ("plan.ranges", "plan.scales", "plan.forms", "npu.shifts", "npu.constraints", "plan.planning"),
+    ("plan.ranges", "plan.scales", "plan.forms", "plan.outputs", "npu.shifts", "npu.constraints", "plan.planning"),
     ("recovery",),
     ("exchange",),
     ("evidence",),

@@ -66,11 +66,13 @@ def calibrate(
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
     >>> images, _ = jq.zoo.calibration_set()
     >>> jq.calibrate(graph, images[:16])
-    Stats(26 tensors, 16 samples, method='minmse', observers=['means', 'errors'])
+    Stats(26 tensors, 16 samples, method='minmse', observers=['means', 'ties', 'errors'])
     """
     config = resolve(config)
     source = open_source(data, graph.inputs, seed=config.seed)
-    own = observers_of(config, linear_inputs(graph), formed_inputs(graph), again=source.again)
+    own = observers_of(
+        config, linear_inputs(graph), formed_inputs(graph), tuple(v.name for v in graph.outputs), again=source.again
+    )
     wanted = own | dict(observers or {}) if like is None else like.observers
     stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or local_mesh())
     step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)

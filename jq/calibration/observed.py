@@ -15,6 +15,7 @@ import numpy as np
 
 from jq.arithmetic import layout
 from jq.arithmetic.exponents import MINMSE
+from jq.arithmetic.formats import Integer
 from jq.calibration.observers import (
     ChannelSums,
     ErrorTable,
@@ -26,6 +27,7 @@ from jq.calibration.observers import (
     Place,
     Range,
     State,
+    Ties,
 )
 from jq.config import QuantConfig
 from jq.data.arrays import Sample
@@ -76,7 +78,12 @@ def formed_inputs(graph: Graph) -> tuple[str, ...]:
 
 
 def observers_of(
-    config: QuantConfig, linear: tuple[str, ...] = (), formed: tuple[str, ...] = (), *, again: bool = True
+    config: QuantConfig,
+    linear: tuple[str, ...] = (),
+    formed: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (),
+    *,
+    again: bool = True,
 ) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
     observers: dict[str, Observer] = {}
@@ -84,6 +91,8 @@ def observers_of(
         observers["means"] = ChannelSums(only=linear)
     if "sigmoid_to_hard_sigmoid" in config.forms and formed and not config.strict_quark:
         observers["forms"] = FormLoss(only=formed)
+    if outputs:
+        observers["ties"] = Ties(last=last_code(config), only=outputs)
     if config.moving_average is not None:
         observers["moving_range"] = MovingRange(weight=config.moving_average)
     if config.method == "minmse":
@@ -104,6 +113,13 @@ def observers_of(
             double=quark,
         )
     return observers
+
+
+def last_code(config: QuantConfig) -> int | None:
+    """The largest code above zero; None where zero may be any code, or activations have none."""
+    if not isinstance(config.activation, Integer) or not config.symmetric:
+        return None
+    return config.activation_grid.qmax - config.activation_grid.middle
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ Array = Any
 State = dict[str, Array]
 Place = Mapping[str, Array]
 
+TIE_EXPONENTS = np.arange(-40, 41)  # of steps at which ties are counted
 _FINER = 16  # octaves from a candidate to where hardly anything is rounded
 
 
@@ -207,6 +208,37 @@ class FormLoss(Observer):
         lost = jnp.clip(HARD_SIGMOID["alpha"] * x + HARD_SIGMOID["beta"], 0, 1) - gate
         parts = {"gate_lost": lost, "gate_power": gate, "swish_lost": x * lost, "swish_power": x * gate}
         return {k: jnp.square(v).sum(tuple(range(1, x.ndim))) for k, v in parts.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ties(Observer):
+    """How many samples' two largest values get one code, by the exponent of the step, in tensors of one value per class.
+
+    Two values round to one code of a step with the probability max(0, 1 - difference / step), wherever codes begin, and
+    surely from the last code on.
+    """
+
+    last: int | None = None  # the largest code above zero; None where zero may be any code
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        return int(1 < math.prod(shape[1:]) == max(shape[1:], default=0))
+
+    def init(self, rows: int, place: Place) -> State:
+        none = np.zeros(rows, np.int32)
+        return {"seen": none, "equal": none, "ties": np.zeros((rows, len(TIE_EXPONENTS)), _float())}
+
+    def observe(self, x: Array, place: Place) -> State:
+        top = lax.top_k(x.reshape(x.shape[0], -1), 2)[0]
+        difference, steps = top[:, :1] - top[:, 1:], power_of_two(TIE_EXPONENTS)
+        ties = jnp.maximum(0, 1 - difference / steps)
+        if self.last is not None:
+            ties = jnp.where(top[:, 1:] >= self.last * steps, 1, ties)
+        seen, equal = jnp.full(1, x.shape[0], jnp.int32), (difference == 0).sum(0, dtype=jnp.int32)
+        return {"seen": seen, "equal": equal, "ties": ties.sum(0)[None]}
 
 
 @dataclasses.dataclass(frozen=True)

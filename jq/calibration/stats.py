@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ import safetensors.numpy
 from jq.arithmetic.exponents import minmse_candidates
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import (
+    TIE_EXPONENTS,
     ErrorTable,
     Histogram,
     HistogramObserver,
@@ -23,6 +25,7 @@ from jq.calibration.observers import (
     Observer,
     Place,
     State,
+    Ties,
     wide,
 )
 from jq.config import QuantConfig
@@ -132,6 +135,24 @@ class Stats:
         else:
             return None
         return float(power) / int(count) if count else None
+
+    def ties(self, tensor: str, step: float, last: int | None) -> float | None:
+        """The share of samples that a step makes ties of their two largest values; None if it was not measured.
+
+        Samples whose two largest are equal in float do not count. `last` is the largest code above zero, None where zero
+        may be any code.
+
+        >>> import jq
+        >>> graph = jq.load(jq.zoo.path("fashion_resnet"))
+        >>> stats = jq.calibrate(graph, jq.zoo.calibration_set()[0][:64])
+        >>> [round(stats.ties("logits", step, 127), 2) for step in (0.25, 4)]
+        [0.01, 0.34]
+        """
+        observer = self.observers.get("ties")
+        if not isinstance(observer, Ties) or observer.last != last or not self.tensors[tensor]["ties"]:
+            return None
+        seen, equal, counts = (self.rows(tensor, "ties")[part][0] for part in ("seen", "equal", "ties"))
+        return float(np.interp(math.log2(step), TIE_EXPONENTS, counts) - equal) / max(1, int(seen))
 
     def best_exponent(self, tensor: str) -> int | None:
         """The exponent of least squared error among Quark's five candidates; ties go to the coarser; None if unknown.

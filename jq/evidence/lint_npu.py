@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from jq.graph.schemas import attributes
 from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
 from jq.npu.rewrites.activations import gates_itself
 from jq.npu.rewrites.pools import reduced_axes, split_kernel
+from jq.plan.outputs import pooled_outputs
 from jq.plan.placement import absorbed, rule_of
 from jq.plan.selection import selected
 
@@ -154,6 +156,24 @@ def _windows(graph: Graph, config: QuantConfig) -> dict[tuple[str, tuple[int, ..
 
 def _pools(op: str, window: Sequence[int], nodes: Sequence[Node]) -> str:
     return f"{counted(len(nodes), f'{op} node')} over {'x'.join(map(str, window))}"
+
+
+@_rule("pooled-output", "note")
+def _pooled_output(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    chosen = selected(graph, config) if "align_pool" in config.constraints else ()
+    kept = None if config.strict_quark else config.output_ties
+    for pooled in pooled_outputs(graph):
+        if pooled.nodes[0].outputs[0] in chosen:
+            exclude = f"exclude={json.dumps([n.label for n in pooled.nodes])}"
+            advice = f"leave it in float: {exclude}"
+            if kept is not None:
+                advice = f"it stays in float where that is so in more than {kept:.1%} of the samples, as by {exclude}"
+            yield Found(
+                pooled.nodes[0].label,
+                f"output {pooled.output!r} is an average pool's, which has the step of its input on the NPU: the two "
+                f"largest values often get one code; {advice}",
+                "warning" if kept is None else None,
+            )
 
 
 @_rule("padded-average-pool")

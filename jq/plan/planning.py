@@ -19,9 +19,10 @@ from jq.ops.linear import is_linear
 from jq.ops.table import lookup
 from jq.plan import Plan, QParams
 from jq.plan.forms import forms_of
+from jq.plan.outputs import coarse_outputs
 from jq.plan.placement import place, shared
 from jq.plan.scales import activation_qparams, calibrated, weight_qparams
-from jq.plan.selection import selected
+from jq.plan.selection import literal, selected
 from jq.readings.fake import as_planned
 
 _ONE, _ZERO = np.float32(1), np.int32(0)
@@ -73,6 +74,9 @@ def plan_and_moves(
     )
     # A Sigmoid that becomes a HardSigmoid is one for the constraints.
     plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)
+    if coarse := coarse_outputs(graph, plan, stats, config, scales or ()):
+        exclude = (*config.exclude, *(literal(node.label) for pooled in coarse for node in pooled.nodes))
+        return plan_and_moves(graph, stats, config.replace(exclude=exclude), params, scales)
     return with_product_scales(plan, placement.products), moves
 
 

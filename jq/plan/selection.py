@@ -52,6 +52,15 @@ def named(graph: Graph, config: QuantConfig) -> frozenset[str]:
     return frozenset(n.outputs[0] for n in nodes if n.outputs)
 
 
+def literal(name: str) -> str:
+    """Return the pattern that matches this name only.
+
+    >>> literal("block[0]")
+    'block[[]0]'
+    """
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
 def _matches(node: Node, pattern: str) -> bool:
     return pattern == node.op_type or fnmatch.fnmatchcase(node.label, pattern)
 

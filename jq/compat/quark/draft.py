@@ -13,6 +13,7 @@ from jq.config import QuantConfig
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph
 from jq.passes.prepare import prepare
+from jq.plan.selection import literal
 
 
 @dataclasses.dataclass
@@ -69,15 +70,6 @@ def apply(table: Mapping[str, Option], given: Mapping[str, Any], draft: Draft, w
     for name, option in table.items():
         if name in given:
             option.apply(draft, name, given[name])
-
-
-def literal(name: str) -> str:
-    """Return the pattern that matches this name only.
-
-    >>> literal("block[0]")
-    'block[[]0]'
-    """
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def flag(name: str, value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jq.arithmetic.formats import Integer
 from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMethod, LayerWiseMethod, PowerOfTwoMethod
-from jq.compat.quark.draft import Draft, literal, matching, names
+from jq.compat.quark.draft import Draft, matching, names
 from jq.compat.quark.quantization.config.config import QConfig, QuantizationConfig
 from jq.compat.quark.quantization.config.data_type import DataType
 from jq.compat.quark.quantization.config.spec import (
@@ -21,6 +21,7 @@ from jq.compat.quark.quantization.config.spec import (
 from jq.compat.quark.quantization.quant_utils import ExtendedQuantFormat, QuantFormat
 from jq.errors import ConfigError
 from jq.plan.placement import absorbed, rule_of
+from jq.plan.selection import literal
 
 _NEWER_METHODS: Mapping[tuple[ScaleType, CalibMethod], Enum] = {
     (ScaleType.Float32, CalibMethod.MinMax): CalibrationMethod.MinMax,
