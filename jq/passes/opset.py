@@ -12,6 +12,7 @@ from jq.graph.edit import fresh
 from jq.graph.read import load
 from jq.graph.schemas import schema
 from jq.graph.write import to_model
+from jq.passes.spelled import spelled_out
 
 LEAST = 10  # which has QuantizeLinear
 USUAL = 17  # what compilers are tested with
@@ -33,7 +34,8 @@ _ASIDE = "jq.aside"  # a domain that onnx's converter leaves alone
 def with_opset(graph: Graph, version: int | None) -> Graph:
     """Return the graph at an opset version, converted by onnx; without one, at 17 where that is higher and can be.
 
-    Tensor names stay. If onnx's converter cannot reach a requested version, that is a ConfigError.
+    Operators that an older one lacks are spelled out. Tensor names stay. If onnx's converter cannot reach a requested
+    version, that is a ConfigError.
 
     >>> import jq
     >>> with_opset(jq.load(jq.zoo.path("fashion_resnet")), 21).opset()
@@ -43,6 +45,8 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
     wanted = max(USUAL, graph.opset()) if version is None else version
     if graph.opset() == wanted:
         return graph
+    if _SIGNED <= wanted < graph.opset():
+        graph = spelled_out(graph, wanted)
     if all(node.domain or _keeps(node, graph.opset(), wanted) for node in graph.walk()):
         return graph.replace(opsets={**graph.opsets, "": wanted})
     try:
