@@ -47,7 +47,7 @@ def with_opset(graph: Graph, version: int | None) -> Graph:
         return graph
     if _SIGNED <= wanted < graph.opset():
         graph = spelled_out(graph, wanted)
-    if all(node.domain or _keeps(node, graph.opset(), wanted) for node in graph.walk()):
+    if all(keeps(node, graph.opset(), wanted) for node in graph.walk()):
         return graph.replace(opsets={**graph.opsets, "": wanted})
     try:
         converted = _converted(_resizes_aside(graph, wanted), wanted)
@@ -72,8 +72,10 @@ def check_opset(version: int | None) -> None:
         )
 
 
-def _keeps(node: Node, before: int, after: int) -> bool:
+def keeps(node: Node, before: int, after: int) -> bool:
     """Whether a node has the same meaning at another version, which is common, downwards too."""
+    if node.domain:
+        return True
     old, new = schema(node.op_type, "", before), schema(node.op_type, "", after)
     if old is None or new is None or old.since_version == new.since_version:
         return old is not None and new is not None

@@ -16,7 +16,7 @@ from jq.graph.schemas import attributes, schema
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Writer:
+class _Speller:
     """Nodes by calls, in the place of one node; the last of them makes its output."""
 
     prefix: str
@@ -42,18 +42,18 @@ class _Writer:
         return name
 
 
-def _layer_norm(w: _Writer, x: str, scale: str, bias: str = "", *, axis: int, epsilon: float, **_: Any) -> str:
+def _layer_norm(w: _Speller, x: str, scale: str, bias: str = "", *, axis: int, epsilon: float, **_: Any) -> str:
     centred = w("Sub", x, w.mean(x, axis))
     normal = w("Div", centred, w("Sqrt", w("Add", w.mean(w("Mul", centred, centred), axis), epsilon)))
     scaled = w("Mul", normal, scale)
     return w("Add", scaled, bias) if bias else scaled
 
 
-def _rms_norm(w: _Writer, x: str, scale: str, *, axis: int, epsilon: float, **_: Any) -> str:
+def _rms_norm(w: _Speller, x: str, scale: str, *, axis: int, epsilon: float, **_: Any) -> str:
     return w("Mul", w("Div", x, w("Sqrt", w("Add", w.mean(w("Mul", x, x), axis), epsilon))), scale)
 
 
-def _gelu(w: _Writer, x: str, *, approximate: str) -> str:
+def _gelu(w: _Speller, x: str, *, approximate: str) -> str:
     if approximate == "tanh":
         cubic = w("Add", x, w("Mul", w("Mul", x, w("Mul", x, x)), 0.044715))
         bent = w("Tanh", w("Mul", cubic, math.sqrt(2 / math.pi)))
@@ -62,11 +62,11 @@ def _gelu(w: _Writer, x: str, *, approximate: str) -> str:
     return w("Mul", w("Mul", x, 0.5), w("Add", bent, 1.0))
 
 
-def _hard_swish(w: _Writer, x: str) -> str:
+def _hard_swish(w: _Speller, x: str) -> str:
     return w("Mul", x, w("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
 
-def _mish(w: _Writer, x: str) -> str:
+def _mish(w: _Speller, x: str) -> str:
     return w("Mul", x, w("Tanh", w("Softplus", x)))
 
 
@@ -90,7 +90,7 @@ def spelled_out(graph: Graph, version: int) -> Graph:
         if value is None or value.dtype != np.float32 or value.shape is None or any(node.outputs[1:]):
             nodes.append(node)
             continue
-        w, attrs = _Writer(node.outputs[0], value.shape, taken), dict(attributes(graph, node))
+        w, attrs = _Speller(node.outputs[0], value.shape, taken), dict(attributes(graph, node))
         if "axis" in attrs:
             attrs["axis"] -= len(value.shape) if attrs["axis"] >= 0 else 0
             if not all(isinstance(d, int) for d in value.shape[attrs["axis"] :]):

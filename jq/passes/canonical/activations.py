@@ -16,6 +16,8 @@ from jq.passes.canonical.regions import REDUCING, Region, gelu, gelu_tanh, hard_
 # Dense where activations bend, and so far out that what does not saturate shows; 0 is in the middle.
 _LINE = np.concatenate([[-60.0, -30.0, -15.0], np.linspace(-9, 9, 145), [15.0, 30.0, 60.0]])
 _ZERO = _LINE.size // 2
+_SILU = _LINE * sigmoid(_LINE)
+_LARGEST = 14  # nodes: a Gelu by tanh has ten or so
 _BENDS = frozenset(
     {"Clip", "Erf", "Exp", "HardSigmoid", "HardSwish", "Max", "Min", "Relu", "Sigmoid", "Softplus", "Swish", "Tanh"}
 )
@@ -25,7 +27,9 @@ Write = Callable[[Names], Written]
 @once
 def _on_line(region: Region) -> np.ndarray | None:
     """The values of a region on the line; None unless it is elementwise and bends."""
-    if region.operators.isdisjoint(_BENDS) or not region.operators.isdisjoint(REDUCING) or not region.shape:
+    if region.operators.isdisjoint(_BENDS) or not region.operators.isdisjoint(REDUCING):
+        return None
+    if len(region.nodes) > _LARGEST or not region.shape:
         return None
     rank = len(region.shape)
     if any(a.size != 1 or a.ndim > rank for a in region.constants.values()):
@@ -44,15 +48,17 @@ def _operator(
 ) -> CanonicalForm:
     """The form that is one operator; or some others, which are left where they are its spelling."""
 
+    values = function(_LINE)
+
     def recognise(region: Region) -> Write | None:
-        return _as_node(region, op_type, **attrs) if is_close(_on_line(region), function(_LINE)) else None
+        return _as_node(region, op_type, **attrs) if is_close(_on_line(region), values) else None
 
     return CanonicalForm(since, recognise, also=(also,) if also else ())
 
 
 def _silu(region: Region) -> Write | None:
     """x * Sigmoid(x), of which the NPU has both."""
-    if not is_close(_on_line(region), _LINE * sigmoid(_LINE)):
+    if not is_close(_on_line(region), _SILU):
         return None
 
     def written(name: Names) -> Written:

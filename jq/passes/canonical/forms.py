@@ -14,7 +14,7 @@ from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.npu.rewrites.edits import Applies, node_names, substitute
 from jq.passes.canonical.regions import MEANING, Region, regions
-from jq.passes.opset import with_opset
+from jq.passes.opset import keeps, with_opset
 
 Names = Callable[[str], str]  # the name for a new tensor of a region
 Written = tuple[Sequence[Node], Mapping[str, np.ndarray]]  # the nodes in place of a region's, and their arrays
@@ -38,12 +38,14 @@ class Match:
     written: Callable[[Names], Written]
 
 
-def recognised(graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies) -> Iterator[Match]:
+def recognised(
+    graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies, ends: Collection[str] | None = None
+) -> Iterator[Match]:
     """The regions that compute one of the forms in other words: from the last end on, of each the largest."""
     order = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs}
     done = set[Node]()
     for end in reversed(graph.nodes):
-        if end in done or end.op_type not in MEANING:
+        if end in done or end.op_type not in MEANING or (ends is not None and end.outputs[0] not in ends):
             continue
         for region in reversed(list(regions(graph, end, order))):
             if not done.isdisjoint(region.nodes) or not all(map(applies, region.nodes)):
@@ -72,14 +74,18 @@ def put(graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies) -> t
 
     The opset is raised to the newest that a recognised form needs; a form whose opset the graph cannot reach is left.
     """
-    while matches := tuple(recognised(graph, forms, applies)):
-        newest = max(forms[m.form].since for m in matches)
-        if newest <= graph.opset():
-            return _written(graph, matches), matches
+    matches = tuple(recognised(graph, forms, applies))
+    while matches:
+        opset, newest = graph.opset(), max(forms[m.form].since for m in matches)
+        gone = {n for m in matches for n in m.region.nodes}
+        if newest <= opset or all(keeps(n, opset, newest) for n in graph.walk() if n not in gone):
+            opsets = {**graph.opsets, "": max(opset, newest)}
+            return _written(graph, matches).replace(opsets=opsets), matches
         try:
             graph = with_opset(graph, newest)
         except ConfigError:
             forms = {name: form for name, form in forms.items() if form.since < newest}
+        matches = tuple(recognised(graph, forms, applies, {m.region.end.outputs[0] for m in matches}))
     return graph, ()
 
 

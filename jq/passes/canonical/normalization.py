@@ -161,8 +161,10 @@ def _over_last_axes(region: Region, norm: Standardized, op_type: str) -> Write |
 
 def _instance_norm(region: Region) -> Write | None:
     """InstanceNormalization: over all positions of each channel."""
-    norm, shape = standardized(region), region.shape or ()
-    if norm is None or not norm.centred or len(shape) < 3 or norm.axes != tuple(range(2, len(shape))):
+    if (norm := standardized(region)) is None:
+        return None
+    shape = region.shape or ()
+    if not norm.centred or len(shape) < 3 or norm.axes != tuple(range(2, len(shape))):
         return None
     if len(shape) == 3 and norm.scale.shape[1] == norm.bias.shape[1] == 1:  # a LayerNormalization of tokens
         return None

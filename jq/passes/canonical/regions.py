@@ -198,7 +198,7 @@ def _is_inside(graph: Graph, node: Node) -> bool:
 
 def is_close(a: np.ndarray | None, b: np.ndarray) -> bool:
     """Whether what a region computes is a form, within the rounding of the constants of both."""
-    return a is not None and bool(np.all(np.abs(a - b) <= CLOSE * (1 + np.abs(b))))
+    return a is not None and bool((np.abs(a - b) <= CLOSE * (1 + np.abs(b))).all())
 
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ from jq.passes.canonical.regions import Region, is_close
 
 
 def _softmax(region: Region) -> Callable[[Names], Written] | None:
-    axes, dims = reduced_axes(region), probed(region)
-    if "Exp" not in region.operators or len(axes) != 1 or not dims:
+    if "Exp" not in region.operators or len(axes := reduced_axes(region)) != 1 or not (dims := probed(region)):
         return None
     x = 5 * np.cos(np.arange(np.prod(dims)).reshape(dims) * 1.7)
     powers = np.exp(x - x.max(axes, keepdims=True))
