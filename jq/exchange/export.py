@@ -6,6 +6,7 @@ Tensor names are those of the vendor's tool: `x_QuantizeLinear_Output`, `x_Dequa
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -28,6 +29,8 @@ from jq.readings.fake import as_planned
 
 Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
 Names = tuple[str, ...]
+
+_TYPED = 21  # the opset whose quantizers name their type
 
 
 def export(
@@ -63,6 +66,7 @@ def quantized_graph(
     arrays = {k: np.asarray(v) for k, v in (params or {}).items()}
     graph = as_planned(graph.with_arrays({**graph.arrays, **arrays}), plan)
     graph = explicit(with_opset(graph, opset))
+    plan = _with_moved(graph, plan)
     writer = _Writer(graph, format)
     for name in plan.weights:
         if name in graph.params:
@@ -71,6 +75,29 @@ def quantized_graph(
         writer.activation(name, plan[name])
     quantized = remove_unused(writer.finish())
     return remove_unused(to_qoperator(quantized)) if format == "qoperator" else quantized
+
+
+def _with_moved(graph: Graph, plan: Plan) -> Plan:
+    """Return the plan with int8 tensors quantized once more behind what only moves their values, from opset 21 on.
+
+    onnxruntime puts such quantizers there itself, exact as they are, and then makes uint8 of int8, but for the
+    `output_dtype` that it has given them: it refuses its own node. It leaves alone what is quantized already.
+    """
+    if graph.opset() < _TYPED:
+        return plan
+    from jq.ops.table import lookup  # not loaded with the package
+
+    activations = dict(plan.activations)
+    for node in graph.nodes:
+        qparams, entry = (
+            activations.get(node.inputs[0]) if node.inputs else None,
+            lookup(node, graph.opset(node.domain)),
+        )
+        if qparams is None or entry is None or entry.moves is None or qparams.axis is not None or qparams.dynamic:
+            continue
+        if isinstance(qparams.grid, Integer) and qparams.grid.signed and qparams.grid.bits == 8:
+            activations |= {node.outputs[0]: activations.get(node.outputs[0], qparams)}
+    return dataclasses.replace(plan, activations=activations)
 
 
 def check_format(format: str) -> None:

@@ -216,6 +216,28 @@ class TestAttributes:
                 want = onnxruntime_outputs(model, {"x": x[:1]})[0]
                 assert np.abs(session.run(None, {"x": x[:1]})[0] - want).max() <= 2 * result.plan["y"].scale
 
+    @pytest.mark.parametrize("opset", [20, 21, 25])
+    def test_onnxruntime_takes_int8_that_is_moved_and_not_rounded(self, opset):
+        """From opset 21 on it adds quantizers of its own behind what moves values, and refuses them."""
+        x = np.random.default_rng(0).standard_normal((4, 2, 8, 8), np.float32)
+        nodes = [
+            node("Neg", ["x"], ["a"]),
+            node("MaxPool", ["a"], ["m"], kernel_shape=[2, 2]),
+            node("Relu", ["m"], ["r"]),
+        ]
+        nodes += [
+            node("Transpose", ["r"], ["t"], perm=[0, 2, 3, 1]),
+            node("Flatten", ["t"], ["f"]),
+            node("Exp", ["f"], ["y"]),
+        ]
+        nodes += [node("Transpose", ["a"], ["z"], perm=[0, 2, 3, 1])]
+        config = jq.presets["A8W8"].replace(op_types=None, exclude=("Transpose", "Flatten"))
+        result = jq.quantize(built(nodes, [1, 2, 8, 8], ["y", "z"], opset=20), x, config, opset=opset)
+        assert "t" not in result.plan and result.plan["r"].grid.signed
+        found = ort.InferenceSession(result.model.SerializeToString()).run(None, {"x": x[:1]})
+        for have, want in zip(found, onnxruntime_outputs(result.model, {"x": x[:1]}), strict=True):
+            np.testing.assert_allclose(have, want, atol=float(result.plan["y"].scale), rtol=0)
+
     @pytest.mark.parametrize("dilation", [1, 2])
     def test_onnxruntime_takes_an_average_with_dilations(self, dilation):
         x = np.random.default_rng(0).standard_normal((4, 2, 8, 8), np.float32)
