@@ -49,8 +49,8 @@ CONSTRAINTS = (
 )  # fmt: skip
 
 CANONICAL = (  # of `jq.passes.canonical`
-    "instance_norm", "layer_norm", "rms_norm", "softmax", "hard_swish", "gelu", "gelu_tanh", "silu", "mish", "sigmoid",
-    "hard_sigmoid", "factors",
+    "instance_norm", "layer_norm", "lp_norm", "rms_norm", "softmax", "hard_swish", "gelu", "gelu_tanh", "silu", "mish",
+    "sigmoid", "hard_sigmoid", "group_norm", "factors",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
-from jq.graph.schemas import attributes, schema
+from jq.graph.schemas import attributes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +62,15 @@ def _gelu(w: _Speller, x: str, *, approximate: str) -> str:
     return w("Mul", w("Mul", x, 0.5), w("Add", bent, 1.0))
 
 
+def _group_norm(w: _Speller, x: str, scale: str, bias: str, *, num_groups: int, epsilon: float, **_: Any) -> str:
+    one, zero = np.ones(num_groups), np.zeros(num_groups)
+    groups = w("Reshape", x, np.array([0, num_groups, -1]))
+    normal = w("Reshape", w("InstanceNormalization", groups, one, zero, epsilon=epsilon), w("Shape", x))
+    axes = np.arange(1, len(w.shape) - 1)
+    scale, bias = (w("Unsqueeze", vector, axes) for vector in (scale, bias))
+    return w("Add", w("Mul", normal, scale), bias)
+
+
 def _hard_swish(w: _Speller, x: str) -> str:
     return w("Mul", x, w("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
@@ -70,13 +79,14 @@ def _mish(w: _Speller, x: str) -> str:
     return w("Mul", x, w("Tanh", w("Softplus", x)))
 
 
-SPELLED: Mapping[str, Callable[..., str]] = MappingProxyType(
+SPELLED: Mapping[str, tuple[int, Callable[..., str]]] = MappingProxyType(  # since when an opset has it as it is today
     {
-        "LayerNormalization": _layer_norm,
-        "RMSNormalization": _rms_norm,
-        "Gelu": _gelu,
-        "HardSwish": _hard_swish,
-        "Mish": _mish,
+        "LayerNormalization": (17, _layer_norm),
+        "RMSNormalization": (23, _rms_norm),
+        "GroupNormalization": (21, _group_norm),
+        "Gelu": (20, _gelu),
+        "HardSwish": (14, _hard_swish),
+        "Mish": (18, _mish),
     }
 )
 
@@ -85,9 +95,10 @@ def spelled_out(graph: Graph, version: int) -> Graph:
     """The graph with those float32 operators in simpler ones that an opset does not have."""
     taken, arrays, nodes = set(graph.tensors), dict(graph.arrays), list[Node]()
     for node in graph.nodes:
-        absent = node.op_type in SPELLED and not node.domain and schema(node.op_type, "", version) is None
+        since, spell = SPELLED.get(node.op_type, (0, None))
+        absent = spell is not None and not node.domain and version < since <= graph.opset()
         value = graph.values.get(node.inputs[0]) if absent else None
-        if value is None or value.dtype != np.float32 or value.shape is None or any(node.outputs[1:]):
+        if spell is None or value is None or value.dtype != np.float32 or value.shape is None or any(node.outputs[1:]):
             nodes.append(node)
             continue
         w, attrs = _Speller(node.outputs[0], value.shape, taken), dict(attributes(graph, node))
@@ -96,7 +107,7 @@ def spelled_out(graph: Graph, version: int) -> Graph:
             if not all(isinstance(d, int) for d in value.shape[attrs["axis"] :]):
                 nodes.append(node)
                 continue
-        SPELLED[node.op_type](w, *node.inputs, **attrs)
+        spell(w, *node.inputs, **attrs)
         last = w.nodes.pop()
         nodes += [*w.nodes, last.replace(outputs=node.outputs[:1], name=node.name)]
         arrays |= w.arrays

@@ -182,6 +182,77 @@ def test_without_the_mean_it_is_an_rms_normalization(spelling: Spelling) -> None
     assert ops(graph) == ["RMSNormalization"] and graph.opset() == 23
 
 
+def guarded(w: Writer, eps: float) -> list[str]:
+    d = centre(w)
+    variance = mean(w, square(w, d))
+    return [
+        w("Div", d, w("Sqrt", w("Max", variance, eps))),
+        w("Div", d, w("Sqrt", w("Clip", variance, eps))),
+        w("Div", d, w("Max", w("Sqrt", variance), eps)),
+        w("Div", d, w("Add", w("Sqrt", variance), eps)),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_an_epsilon_that_is_only_a_guard_may_stand_anywhere(index: int) -> None:
+    assert ops(canonical(model_of(lambda w: scaled(w, guarded(w, 1e-12)[index]), TOKENS))) == ["LayerNormalization"]
+    assert "LayerNormalization" not in ops(canonical(model_of(lambda w: scaled(w, guarded(w, 0.01)[index]), TOKENS)))
+
+
+def of_length_one(w: Writer, axis: int = -1) -> list[str]:
+    squares = w.reduce("ReduceSum", w("Mul", "x", "x"), axis)
+    return [
+        w("Div", "x", w("Max", w.reduce("ReduceL2", "x", axis), 1e-12)),
+        w("Div", "x", w("Clip", w.reduce("ReduceL2", "x", axis), 1e-12)),
+        w("Div", "x", w("Sqrt", w("Max", squares, 1e-24))),
+        w("Mul", "x", w("Reciprocal", w("Sqrt", w("Add", squares, 1e-18)))),
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_vectors_of_length_one(index: int) -> None:
+    graph = canonical(model_of(lambda w: of_length_one(w)[index], TOKENS))
+    assert ops(graph) == ["LpNormalization"]
+    graph = canonical(model_of(lambda w: of_length_one(w, 1)[index], IMAGE))
+    assert ops(graph) == ["LpNormalization"] and graph.nodes[0].attrs["axis"] == 1
+
+
+def in_groups(w: Writer, shape: Sequence[int], back: Sequence[int], *, decomposed: bool = False) -> str:
+    x = w("Reshape", "x", np.array(shape, np.int64))
+    if decomposed:
+        d = w("Sub", x, w.reduce("ReduceMean", x, -1))
+        x = w("Div", d, w("Sqrt", w("Add", w.reduce("ReduceMean", w("Mul", d, d), -1), EPS)))
+    else:
+        x = w("InstanceNormalization", x, np.ones(4), np.zeros(4), epsilon=EPS)
+    return w("Reshape", x, np.array(back, np.int64))
+
+
+GROUP_NORM: list[Spelling] = [
+    lambda w: scaled(w, in_groups(w, (0, 4, -1), (0, 8, 5, 6)), SCALE.reshape(8, 1, 1), BIAS.reshape(8, 1, 1)),
+    lambda w: scaled(w, in_groups(w, (2, 4, -1), IMAGE), SCALE.reshape(1, 8, 1, 1), BIAS.reshape(1, 8, 1, 1)),
+    lambda w: scaled(w, in_groups(w, (2, 4, 60), IMAGE), SCALE.reshape(8, 1, 1), BIAS.reshape(8, 1, 1)),
+    lambda w: scaled(w, in_groups(w, (2, 4, 10, 6), IMAGE), SCALE.reshape(8, 1, 1), BIAS.reshape(8, 1, 1)),
+    lambda w: w("Mul", SCALE.reshape(8, 1, 1), in_groups(w, (0, 4, -1), IMAGE)),
+    lambda w: in_groups(w, (0, 4, -1), IMAGE),
+    lambda w: scaled(
+        w, in_groups(w, (0, 4, -1), IMAGE, decomposed=True), SCALE.reshape(8, 1, 1), BIAS.reshape(8, 1, 1)
+    ),
+    lambda w: w("Add", in_groups(w, (2, 4, -1), IMAGE, decomposed=True), BIAS.reshape(8, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("spelling", GROUP_NORM)
+def test_group_normalization(spelling: Spelling) -> None:
+    graph = canonical(model_of(lambda w: w("Relu", w("Identity", spelling(w))), IMAGE))
+    assert ops(graph) == ["GroupNormalization", "Relu"] and graph.opset() == 21
+    assert graph.values[graph.nodes[0].outputs[0]].shape == IMAGE
+
+
+def test_groups_across_the_batch_stay() -> None:
+    assert "GroupNormalization" not in ops(canonical(model_of(lambda w: in_groups(w, (1, 4, -1), IMAGE), IMAGE)))
+    assert "GroupNormalization" not in ops(canonical(model_of(lambda w: in_groups(w, (0, 4, -1), (2, 8, 6, 5)), IMAGE)))
+
+
 NEAR: list[Spelling] = [
     lambda w: w("Div", centre(w), w("Sqrt", w("Add", mean(w, square(w, w("Sub", "x", mean(w, "x", 1)))), EPS))),
     lambda w: w("Div", w("Sub", "x", w("Mul", mean(w, "x"), 0.99)),

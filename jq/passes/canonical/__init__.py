@@ -15,7 +15,8 @@ from jq.graph import Graph, Node
 from jq.npu.rewrites.edits import Applies, everywhere
 from jq.passes.canonical.activations import ACTIVATIONS
 from jq.passes.canonical.factors import fold_factors
-from jq.passes.canonical.forms import CanonicalForm, Match, put
+from jq.passes.canonical.forms import CanonicalForm, Match, put, recognised
+from jq.passes.canonical.groups import group_norms
 from jq.passes.canonical.normalization import NORMALIZATIONS
 from jq.passes.canonical.softmax import SOFTMAX
 
@@ -37,7 +38,13 @@ class Canonical:
 
 def put_together(graph: Graph, names: Collection[str], applies: Applies = everywhere) -> Canonical:
     """The graph with the named forms in place of regions that compute them, made of nodes that `applies` accepts."""
-    graph, matches = put(graph, {name: form for name, form in FORMS.items() if name in names}, applies)
+    forms = {name: form for name, form in FORMS.items() if name in names}
+    graph, matches = put(graph, lambda graph: recognised(graph, forms, applies))
+    if "group_norm" in names:
+        graph, groups = put(graph, lambda graph: group_norms(graph, applies))
+        types = [m.region.graph.values[m.region.end.outputs[0]] for m in groups]  # which onnx does not infer
+        graph = graph.replace(declared={**graph.declared, **{v.name: v for v in types}}) if groups else graph
+        matches += groups
     folded: tuple[Node, ...] = ()
     if "factors" in names:
         graph, folded = fold_factors(graph, applies)

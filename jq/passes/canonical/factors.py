@@ -135,8 +135,7 @@ def _taken_in(
     if unfolded is None or node.op_type not in (*LINEAR, "MatMul"):
         return None
     channels, axis = int(unfolded.reads.max()) + 1, -1 if node.op_type in ("Gemm", "MatMul") else 1
-    by_channel = [_by_channel(a, axis, channels) for a in (scale, shift)]
-    scales, shifts = by_channel
+    scales, shifts = (by_channel(a, axis, channels) for a in (scale, shift))
     if scales is None or shifts is None:
         return None
     factors = np.broadcast_to(scales[unfolded.reads][:, :, None], unfolded.weight.shape)
@@ -153,7 +152,7 @@ def _taken_in(
     return (nodes, arrays) if all(np.isfinite(a).all() for a in arrays.values()) else None
 
 
-def _by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
+def by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
     """An array of one number or one per channel as a vector; None of others."""
     if array.size == 1:
         return np.full(channels, array.item())
@@ -218,7 +217,7 @@ def _scaled(graph: Graph, node: Node, scale: np.ndarray, taken: set[str]) -> Edi
         absorbed = absorb(graph, node, factor, zero, zero, taken)
         return None if absorbed is None else ({node: absorbed[0]}, absorbed[1])
     weight = graph.params.get(node.inputs[1]) if node.op_type == "MatMul" else None
-    vector = None if weight is None or weight.ndim != 2 else _by_channel(scale, -1, weight.shape[1])
+    vector = None if weight is None or weight.ndim != 2 else by_channel(scale, -1, weight.shape[1])
     if weight is None or vector is None or not is_float(weight.dtype):
         return None
     name = own_name(graph, node, 1, "weight", taken)

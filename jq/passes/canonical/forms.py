@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,18 +34,17 @@ class Match:
     """A region that is a form."""
 
     form: str
+    since: int  # the opset that has it
     region: Region
     written: Callable[[Names], Written]
 
 
-def recognised(
-    graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies, ends: Collection[str] | None = None
-) -> Iterator[Match]:
+def recognised(graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies) -> Iterator[Match]:
     """The regions that compute one of the forms in other words: from the last end on, of each the largest."""
     order = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs}
     done = set[Node]()
     for end in reversed(graph.nodes):
-        if end in done or end.op_type not in MEANING or (ends is not None and end.outputs[0] not in ends):
+        if end in done or end.op_type not in MEANING:
             continue
         for region in reversed(list(regions(graph, end, order))):
             if not done.isdisjoint(region.nodes) or not all(map(applies, region.nodes)):
@@ -59,7 +58,9 @@ def recognised(
 
 def _match(region: Region, forms: Mapping[str, CanonicalForm]) -> Match | None:
     tried = ((name, form.recognise(region)) for name, form in forms.items())
-    return next((Match(name, region, written) for name, written in tried if written is not None), None)
+    return next(
+        (Match(name, forms[name].since, region, written) for name, written in tried if written is not None), None
+    )
 
 
 def _is_as_good(match: Match, form: CanonicalForm) -> bool:
@@ -69,23 +70,23 @@ def _is_as_good(match: Match, form: CanonicalForm) -> bool:
     return any(spelled == Counter(words) for words in ([n.op_type for n in nodes], *form.also))
 
 
-def put(graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies) -> tuple[Graph, tuple[Match, ...]]:
-    """The graph with each recognised region in its form, and what was recognised.
+def put(graph: Graph, find: Callable[[Graph], Iterable[Match]]) -> tuple[Graph, tuple[Match, ...]]:
+    """The graph with each region that is recognised in its form, and what was recognised.
 
-    The opset is raised to the newest that a recognised form needs; a form whose opset the graph cannot reach is left.
+    The opset is raised to the newest that a form needs. One that the graph cannot reach leaves the region as it is.
     """
-    matches = tuple(recognised(graph, forms, applies))
+    matches = tuple(find(graph))
     while matches:
-        opset, newest = graph.opset(), max(forms[m.form].since for m in matches)
+        opset, newest = graph.opset(), max(m.since for m in matches)
         gone = {n for m in matches for n in m.region.nodes}
         if newest <= opset or all(keeps(n, opset, newest) for n in graph.walk() if n not in gone):
             opsets = {**graph.opsets, "": max(opset, newest)}
             return _written(graph, matches).replace(opsets=opsets), matches
         try:
             graph = with_opset(graph, newest)
+            matches = tuple(find(graph))
         except ConfigError:
-            forms = {name: form for name, form in forms.items() if form.since < newest}
-        matches = tuple(recognised(graph, forms, applies, {m.region.end.outputs[0] for m in matches}))
+            matches = tuple(m for m in matches if m.since < newest)
     return graph, ()
 
 

@@ -20,7 +20,9 @@ from jq.passes.canonical.regions import REDUCING, Region, is_close, once
 
 _ROOTS = frozenset({"Sqrt", "Pow", "ReduceL2"})
 _ELEMENTS = 1 << 20  # of the largest probe
-_LARGE, _SMALL = 2.0**20, 2.0**-20  # beside the one an epsilon is nothing, and the other is nothing beside it
+_LARGE, _SMALL = 2.0**20, 2.0**-30  # beside the one an epsilon is nothing, and the other is nothing beside it
+_GUARD = 1e-7  # an epsilon that only keeps from dividing by zero: whether it is added or a bound is of no consequence
+_LEAST = 1e-20  # where a bound on the root is so small that it does not show
 Write = Callable[[Names], Written]
 
 
@@ -63,10 +65,11 @@ def standardized(region: Region) -> Standardized | None:
         factor = (small - bias)[at] / (scale * spread)[at]
         variance = np.broadcast_to(np.square(spread).mean(axes, keepdims=True), dims)[at]
         epsilon = float(np.float32(1 / factor**2 - variance))
-    if not 0 < epsilon < 1:
+    if not -_LEAST < epsilon < 1:
         return None
+    epsilon = max(epsilon, _LEAST)
     scale, bias = _least(scale), _least(bias)
-    for size in (4 * math.sqrt(epsilon), 1.0, 30.0):
+    for size in (1 / 64 if epsilon < _GUARD else 4 * math.sqrt(epsilon), 1.0, 30.0):
         probe = size * (wave * np.cos(7 * wave) + 0.3)
         if not is_close(region(probe), scale * _normal(probe, axes, centred, epsilon) + bias):
             return None
@@ -137,6 +140,24 @@ def _rms_norm(region: Region) -> Write | None:
     return _over_last_axes(region, norm, "RMSNormalization")
 
 
+def _lp_norm(region: Region) -> Write | None:
+    """LpNormalization: over the root of the sum of squares, with an epsilon that is no more than a guard."""
+    norm = standardized(region)
+    if norm is None or norm.centred or norm.bias.any() or norm.scale.size > 1 or len(norm.axes) > 1:
+        return None
+    count = (region.shape or ())[norm.axes[0]]
+    if (
+        count is None
+        or norm.epsilon * count > _GUARD**2
+        or not math.isclose(norm.scale.item() ** 2 * count, 1, rel_tol=1e-5)
+    ):
+        return None
+    node = Node(
+        "LpNormalization", (region.source,), region.end.outputs, {"axis": norm.axes[0], "p": 2}, region.end.name
+    )
+    return lambda name: ([node], {})
+
+
 def _over_last_axes(region: Region, norm: Standardized, op_type: str) -> Write | None:
     """The operator over the last axes; over the channels of an image, between Transposes."""
     shape = region.shape or ()
@@ -166,7 +187,9 @@ def _instance_norm(region: Region) -> Write | None:
     shape = region.shape or ()
     if not norm.centred or len(shape) < 3 or norm.axes != tuple(range(2, len(shape))):
         return None
-    if len(shape) == 3 and norm.scale.shape[1] == norm.bias.shape[1] == 1:  # a LayerNormalization of tokens
+    before = region.graph.producer.get(region.source)
+    grouped = before is not None and before.op_type == "Reshape"  # channels of an image in groups, but of tokens
+    if len(shape) == 3 and norm.scale.shape[1] == norm.bias.shape[1] == 1 and not grouped:
         return None
     held = norm.along(shape, (1,))
     return None if held is None else _written(region, "InstanceNormalization", {"epsilon": norm.epsilon}, held)
@@ -187,6 +210,7 @@ NORMALIZATIONS: Mapping[str, CanonicalForm] = MappingProxyType(
     {
         "instance_norm": CanonicalForm(1, _instance_norm),
         "layer_norm": CanonicalForm(17, _layer_norm),
+        "lp_norm": CanonicalForm(1, _lp_norm),
         "rms_norm": CanonicalForm(23, _rms_norm),
     }
 )
