@@ -1,7 +1,7 @@
 """Problems on the NPU or in 8 bits, found before quantizing.
 
 A rule is one function of a graph and a config that yields findings; `rule` puts it in its file's table. Rules see the
-graph as `prepare` leaves it, so that what is folded away is no finding, unless they ask for the graph as loaded.
+graph simplified and in canonical form, so that what is folded away is no finding, unless they ask for an earlier one.
 Repetitions are one finding with a count. To add a check, write one into `lint_model`, `lint_npu` or `lint_weights`.
 """
 
@@ -17,7 +17,8 @@ from jq.evidence import lint_model, lint_npu, lint_weights
 from jq.evidence.lint_rules import Finding, Severity
 from jq.graph import Graph
 from jq.graph.read import load
-from jq.passes.prepare import prepare
+from jq.passes import simplify
+from jq.passes.prepare import canonical, prepare
 
 RULES = (*lint_model.RULES, *lint_npu.RULES, *lint_weights.RULES)
 
@@ -36,10 +37,11 @@ def lint(
     """
     options = resolve(config)
     loaded = model if isinstance(model, Graph) else load(model)
-    prepared = prepare(loaded)
+    simplified = prepare(loaded)
+    prepared = simplified if options.strict_quark else simplify(canonical(simplified, options).graph)
     findings = [
         Finding(rule.name, f.severity or rule.severity, f.where, f.message)
         for rule in RULES
-        for f in rule.check(loaded if rule.loaded else prepared, options)
+        for f in rule.check(loaded if rule.loaded else simplified if rule.decomposed else prepared, options)
     ]
     return sorted(findings, key=lambda f: get_args(Severity).index(f.severity))

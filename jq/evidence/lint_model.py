@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Iterable, Iterator
 
@@ -56,21 +55,22 @@ def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         )
 
 
-@_rule("canonical-form", "note")
+@_rule("canonical-form", "note", decomposed=True)
 def _canonical(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    made = None if config.strict_quark else canonical(graph, config)
-    for form, matches in itertools.groupby(
-        sorted(made.matches, key=lambda m: m.form) if made else (), lambda m: m.form
-    ):
-        regions = [m.region for m in matches]
-        sizes = "-".join(map(str, sorted({min(sizes := [len(r.nodes) for r in regions]), max(sizes)})))
-        ends = listed(r.end.label for r in regions)
+    if config.strict_quark:
+        return
+    made = canonical(graph, config)
+    for form in dict.fromkeys(m.form for m in made.matches):
+        matches = [m for m in made.matches if m.form == form]
+        sizes = sorted({len(m.region.nodes) for m in matches})
+        span = "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
         yield Found(
-            regions[0].end.label,
-            f"{counted(len(regions), 'region')} of {sizes} nodes that compute {form}, ending at {ends}: each becomes one "
-            f"operator before anything is quantized; without {form!r} in `canonical` it stays as it is",
+            matches[0].region.end.label,
+            f"{counted(len(matches), 'region')} of {span} nodes that compute {form}, ending at "
+            f"{listed(m.region.end.label for m in matches)}: each becomes one operator, of opset {matches[0].since}, before "
+            f"anything is quantized; exported at an older opset it is spelled out; without {form!r} in `canonical` it stays",
         )
-    if made and made.folded:
+    if made.folded:
         yield Found(
             made.folded[0].label,
             f"{counted(len(made.folded), 'scale or shift', 'scales and shifts')} by constants "

@@ -42,7 +42,8 @@ class Rule:
     name: str
     severity: Severity
     check: Check
-    loaded: bool  # the graph as loaded; else as `prepare` leaves it
+    loaded: bool  # the graph as loaded; else as it is quantized, but for the NPU's rewrites
+    decomposed: bool  # the graph as simplified, before canonical forms
 
 
 class Found(NamedTuple):
@@ -54,12 +55,12 @@ class Found(NamedTuple):
 
 
 def rule(
-    table: list[Rule], name: str, severity: Severity = "warning", *, loaded: bool = False
+    table: list[Rule], name: str, severity: Severity = "warning", *, loaded: bool = False, decomposed: bool = False
 ) -> Callable[[Check], Check]:
     """Append the decorated check to a table."""
 
     def add(check: Check) -> Check:
-        table.append(Rule(name, severity, check, loaded))
+        table.append(Rule(name, severity, check, loaded, decomposed))
         return check
 
     return add
