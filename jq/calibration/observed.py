@@ -36,6 +36,7 @@ from jq.errors import ConfigError
 from jq.graph import Graph, Node
 from jq.npu.rewrites.activations import sigmoids
 from jq.ops.linear import has_product
+from jq.ops.masks import masks
 from jq.ops.table import lookup
 from jq.readings.tracing import AnyOrder, trace
 from jq.util.digest import digest
@@ -51,13 +52,15 @@ def observed_tensors(graph: Graph, config: QuantConfig) -> list[str]:
     """The tensors whose statistics `config` needs.
 
     With power-of-two scales that leaves out what a Relu or Clip alone reads, as its range is the output's as it was
-    observed; with float scales it is all of them, as in onnxruntime's calibrators.
+    observed; with float scales it is all of them, as in onnxruntime's calibrators. Masks have no range: see `masks`.
     """
     names = dict.fromkeys(v.name for v in graph.inputs)
     names |= dict.fromkeys(name for node in graph.nodes for name in node.outputs if name)
     cutting = [node for node in graph.nodes if cuts_alone(graph, node)]
     unseen = {node.inputs[0] for node in cutting} - {node.outputs[0] for node in cutting}
-    return [n for n in names if n not in unseen or config.scale == "float"]
+    unseen = unseen if config.scale != "float" else set()
+    unseen |= masks(graph) if not config.strict_quark else set()
+    return [n for n in names if n not in unseen]
 
 
 def cuts_alone(graph: Graph, node: Node) -> bool:

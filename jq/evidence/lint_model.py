@@ -14,6 +14,7 @@ from jq.graph import Graph, Node
 from jq.graph.quantizers import is_quantized
 from jq.ops.kinds import is_clip, is_conv
 from jq.ops.linear import is_linear
+from jq.ops.masks import masks
 from jq.passes.prepare import canonical
 from jq.plan.heads import heads
 from jq.plan.planning import weights_to_quantize
@@ -45,6 +46,7 @@ def _unsupported(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     # A Clip may well be open on one side.
     bounds = {k for k, nodes in graph.consumers.items() if all(is_clip(n) for n in nodes)}
+    bounds |= masks(graph) if not config.strict_quark else set()  # which stay in float
     bad = {k: int(a.size - np.count_nonzero(np.isfinite(a))) for k, a in float_params(graph) if k not in bounds}
     bad = {k: n for k, n in bad.items() if n}
     if bad:

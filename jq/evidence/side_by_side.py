@@ -54,7 +54,7 @@ _OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
 _ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
 # Endings that tools append to the name of a tensor.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
-_TINY = 1e-30
+_TINY, _LARGEST = 1e-30, 1e38  # of which differences are numbers of float32
 
 
 # --- Which tensors ---
@@ -358,7 +358,8 @@ def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
         low, high = (low, high) if ends is None else (max(low, _BEYOND * ends[0]), min(high, _BEYOND * ends[1]))
     # Bins of float32 that are wide enough to be told apart.
     room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, _TINY)
-    return {"gain": gains.astype(np.float32), "edges": np.array([low - room, high + room], np.float32)}
+    edges = np.clip([low - room, high + room], -_LARGEST, _LARGEST)
+    return {"gain": gains.astype(np.float32), "edges": edges.astype(np.float32)}
 
 
 def _gains(channels: np.ndarray, size: float) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
+from jq.ops.masks import masks
 from jq.ops.table import Quant, lookup
 from jq.plan.selection import selected
 
@@ -30,6 +31,8 @@ class Placement:
 def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placement:
     """Place one scale for each tensor that is quantized; `floats` are the activations that may be."""
     chosen = selected(graph, config)
+    masked = frozenset[str]() if config.strict_quark else masks(graph)
+    floats = frozenset(floats) - masked
     activations: dict[str, Node] = {}
     weights: dict[str, Node] = {}
     products: dict[str, Node] = {}
@@ -45,7 +48,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
                 products.setdefault(name, node)
             elif parameter == rule.bias and (options.bias == "float" or name not in graph.params):
                 continue
-            elif is_weight(graph, name):
+            elif is_weight(graph, name) and name not in masked:
                 weights.setdefault(name, node)
             elif name in floats and not config.weights_only:
                 activations.setdefault(name, node)

@@ -119,7 +119,7 @@ def fisher(
 
             return read(fn.quantized(arrays, Hook(sums, watched), sample))
 
-        z, pull = jax.vjp(outputs, {k: jnp.zeros(n) for k, n in counts.items()})
+        z, pull = jax.vjp(outputs, {k: jnp.zeros(n, jnp.float32) for k, n in counts.items()})
         pulled = lax.map(lambda v: pull(v)[0], _probes(loss, z, seed, number, probes))
         return jax.tree.map(lambda g: jnp.mean(g, 0), pulled)
 
@@ -179,7 +179,7 @@ def hessian_trace(
         def product(key: Array) -> dict[str, Array]:
             keys = {k: jax.random.fold_in(key, i) for i, k in enumerate(shapes)}
             r = {k: jax.random.rademacher(keys[k], s, jnp.float32) for k, s in shapes.items()}
-            none = {k: jnp.zeros(s) for k, s in shapes.items()}
+            none = {k: jnp.zeros(s, jnp.float32) for k, s in shapes.items()}
             # Backwards twice: the convolutions' own gradients have no forward derivative.
             turned = jax.grad(lambda x: sum(jnp.vdot(r[k], g) for k, g in jax.grad(value)(x).items()))(none)
             return {k: jnp.vdot(r[k], turned[k]) for k in shapes}
@@ -248,7 +248,7 @@ class Hook:
 
 def _kept_apart(x: Array) -> Array:
     """x, not computed in the sum that reads it: XLA's CPU backend would give that whole arrays of its scalars."""
-    return lax.clamp(-jnp.inf, x, jnp.inf)
+    return lax.clamp(*(jnp.asarray(v, x.dtype) for v in (-jnp.inf, x, jnp.inf)))
 
 
 @jax.custom_vjp

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jq.arithmetic.losses import BY_NAME, classes_axis
 from jq.errors import ModelError
@@ -59,7 +59,7 @@ def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
     def of(i: int, x: Array) -> Array:
         r = jax.random.rademacher(jax.random.fold_in(key, i), x.shape, jnp.float32)
         if loss == "mse":
-            return r * np.sqrt(2 / x.size)
+            return r * math.sqrt(2 / x.size)
         if loss == "cosine":
             square = jnp.sum(x * x)
             return jnp.where(square > 0, (r - x * (jnp.sum(x * r) / square)) / jnp.sqrt(square), 0)
@@ -69,6 +69,6 @@ def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:
         r, w = jnp.where(likely, 0, r), s - likely
         square = jnp.sum(w * w, axis, keepdims=True)
         v = s * (r - jnp.where(square > 0, 2 * w * (jnp.sum(w * r, axis, keepdims=True) / square), 0))
-        return v * np.sqrt(x.shape[axis] / x.size)
+        return v * math.sqrt(x.shape[axis] / x.size)
 
-    return {k: of(i, v.astype(jnp.float32)).astype(v.dtype) / np.sqrt(len(z)) for i, (k, v) in enumerate(z.items())}
+    return {k: of(i, v.astype(jnp.float32)).astype(v.dtype) / math.sqrt(len(z)) for i, (k, v) in enumerate(z.items())}
