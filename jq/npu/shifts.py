@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jq.graph import Graph, Node
 from jq.npu import facts
+from jq.npu.rewrites import FUNCTIONS
 from jq.plan import Plan
 from jq.plan.placement import absorbed, rule_of, shared
+from jq.readings.fake import as_planned
 
 Positions = dict[str, int]
 Ways = list[dict[str, int]]  # alternatives, each of new positions
@@ -40,10 +42,13 @@ class Links:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> Links:
-        """The links of a graph under a plan; the last ones are kept, as searches ask about many plans of one graph."""
-        tensors = plan.nodes, frozenset(plan)
-        if graph not in _last or _last[graph][0] != tensors:
-            _last[graph] = tensors, cls._among(graph, *tensors)
+        """The links of a graph under a plan, in which a Sigmoid that becomes a HardSigmoid is one.
+
+        The last ones are kept, as searches ask about many plans of one graph.
+        """
+        key = plan.nodes, frozenset(plan), plan.forms
+        if graph not in _last or _last[graph][0] != key:
+            _last[graph] = key, cls._among(as_planned(graph, plan, FUNCTIONS), *key[:2])
         return _last[graph][1]
 
     @classmethod

@@ -14,7 +14,6 @@ from jq.config import QuantConfig, resolve
 from jq.errors import ConfigError, DataError, ModelError, suggest
 from jq.graph import Graph, Node
 from jq.npu.constraints import Move, constrain
-from jq.npu.rewrites import FUNCTIONS
 from jq.ops.linear import is_linear
 from jq.ops.table import lookup
 from jq.plan import Plan, QParams
@@ -23,7 +22,6 @@ from jq.plan.outputs import coarse_outputs
 from jq.plan.placement import place, shared
 from jq.plan.scales import activation_qparams, calibrated, weight_qparams
 from jq.plan.selection import literal, selected
-from jq.readings.fake import as_planned
 
 _ONE, _ZERO = np.float32(1), np.int32(0)
 
@@ -72,8 +70,7 @@ def plan_and_moves(
         nodes=placement.nodes,
         forms=forms_of(graph, stats, config, placement.nodes),
     )
-    # A Sigmoid that becomes a HardSigmoid is one for the constraints.
-    plan, moves = constrain(as_planned(graph, plan, FUNCTIONS), plan, stats, config, arrays)
+    plan, moves = constrain(graph, plan, stats, config, arrays)
     if coarse := coarse_outputs(graph, plan, stats, config, scales or ()):
         exclude = (*config.exclude, *(literal(node.label) for pooled in coarse for node in pooled.nodes))
         return plan_and_moves(graph, stats, config.replace(exclude=exclude), params, scales)

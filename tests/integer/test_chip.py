@@ -320,6 +320,34 @@ def test_table_of_a_function_of_one_tensor():
     assert chip.floats({"x": x}) == {}
 
 
+def test_sigmoids_that_a_network_keeps():
+    """Of SiLU and of a gate, in XINT8, where HardSigmoid would lose more than the config allows."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Sigmoid", ["a"], ["s"]),
+        helper.make_node("Mul", ["a", "s"], ["b"]),
+        helper.make_node("GlobalAveragePool", ["b"], ["m"]),
+        helper.make_node("Sigmoid", ["m"], ["g"]),
+        helper.make_node("Mul", ["b", "g"], ["c"]),
+        helper.make_node("Conv", ["c", "v"], ["y"]),
+    ]
+    arrays = {"w": rng.standard_normal((6, 4, 3, 3)) / 6, "v": rng.standard_normal((5, 6, 1, 1))}
+    graph = helper.make_graph(
+        nodes,
+        "gates",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 4, 8, 8])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 5, 8, 8])],
+        [numpy_helper.from_array(a.astype(np.float32), k) for k, a in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = 2 * rng.standard_normal((16, 4, 8, 8)).astype(np.float32)
+    made = jq.quantize(model, x, "XINT8").model
+    assert [n.op_type for n in made.graph.node].count("Sigmoid") == 2
+    assert differing(made, {"x": x}) == {}
+    assert jq.integer.load(made, "ort").floats({"x": x}) == {}
+
+
 def test_exact_scales():
     assert fixed.exact(np.float32(0.1)) == Fraction(13421773, 134217728)
     assert fixed.round_fraction(Fraction(5, 2), "half_even") == 2

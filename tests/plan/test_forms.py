@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import onnx
 import pytest
 
 import jq
+from jq.arithmetic.numerics import power_of_two
+from jq.npu.constraints import violations
 from jq.plan.forms import sigmoid_choice
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal, ops
@@ -150,3 +153,15 @@ def test_finetuning_aims_at_the_float_network_through_the_form() -> None:
         for c in (config, config.replace(finetune="bias"))
     ]
     assert off[1] < 0.3 * off[0]
+
+
+def test_constraints_are_those_of_the_form() -> None:
+    """A search sees the gate's shift where the form is taken, and only there."""
+    graph = jq.prepare(jq.load(network()), XINT8)
+    for bound in (None, 0.0):
+        config = XINT8.replace(form_loss=bound)
+        plan = jq.make_plan(graph, jq.calibrate(graph, X, config), config)
+        assert violations(graph, plan, config) == []
+        moved = dataclasses.replace(plan["e"], scale=power_of_two(-16))
+        beyond = [text for text in violations(graph, plan.replace({"e": moved}), config) if "hard_sigmoid" in text]
+        assert bool(beyond) is (bound is None)
