@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jq.evidence.lint import lint
+from jq.graph.read import load
+from jq.readings.tracing import trace
 from tests.passes.models import build, node, normal
 from tests.passes.spelling import AS_IT_IS, Spelling, Writer, canonical, model_of, ops
 
@@ -190,3 +192,22 @@ def test_lint_says_what_is_put_together() -> None:
     ) and "1 region of 4 nodes that compute hard_swish" in first.message
     assert second.where == "Mul_4" and "1 scale or shift" in second.message
     assert not [f for f in lint(model, AS_IT_IS.replace(canonical=())) if f.rule == "canonical-form"]
+
+
+def test_a_name_keeps_its_value() -> None:
+    """Tensors that hold other values have other names, so that tools compare like with like; labels of nodes stay."""
+
+    def spelling(w: Writer) -> str:
+        x = w("Add", w("MatMul", w("Relu", w("Mul", bent(w), 0.3)), MATRIX), normal(6))
+        x = w("Transpose", w("Mul", w("Transpose", x, perm=[0, 2, 1]), 0.125), perm=[0, 2, 1])
+        return w("Add", w("MatMul", w("Add", w("Tanh", x), 0.5), normal(6, 6)), normal(6))
+
+    model = model_of(spelling, TOKENS)
+    graph, before = canonical(model), load(model)
+    feed = {"x": normal(*TOKENS)}
+    want = trace(before, taps=list(before.producer))(before.params, feed)[1]
+    have = trace(graph, taps=list(graph.producer))(graph.params, feed)[1]
+    assert "Mul" not in ops(graph) and len(have) > len(set(have) - set(want)) == 4
+    for name in set(have) & set(want):
+        np.testing.assert_allclose(have[name], want[name], rtol=1e-4, atol=1e-5)
+    assert {n.label for n in graph.nodes} <= {n.label for n in before.nodes}

@@ -8,11 +8,12 @@ that commute with it. A shift goes forward only where nothing is padded: zeros a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from jq.graph import Graph, Node
-from jq.graph.edit import bypass, fresh
+from jq.graph.edit import bypass, fresh, rename
 from jq.npu.rewrites.edits import Applies, everywhere
 from jq.ops.linear import linear_layer
 from jq.passes.affine import LINEAR, absorb, is_float, own_name
@@ -22,7 +23,18 @@ _MOVES = frozenset({"Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unsq
 _AVERAGES = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"})
 _ORDERED = frozenset({"GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})  # commute with positive factors
 _BY_CHANNEL = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
-Edits = tuple[dict[Node, Node | None], dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edits:
+    """Nodes with what they become, new arrays, and new names for tensors that hold other values then."""
+
+    nodes: Mapping[Node, Node]
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __or__(self, other: Edits) -> Edits:
+        return Edits({**self.nodes, **other.nodes}, {**self.arrays, **other.arrays}, {**self.names, **other.names})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,31 +49,34 @@ class Factor:
 
 def fold_factors(graph: Graph, applies: Applies = everywhere) -> tuple[Graph, tuple[Node, ...]]:
     """The graph with scales and shifts by constants folded into linear operators, and the nodes that these were."""
-    folded = list[Node]()
+    folded, chosen = list[Node](), {n.label for n in graph.nodes if applies(n)}  # labels stay, tensors are renamed
     for _ in range(_ROUNDS):
-        edits, gone = _edits(graph, applies)
+        edits, gone = _edits(graph, lambda node: node.label in chosen)
         if not gone:
             break
         folded += gone
-        graph = bypass(graph.edit(*edits), {node.outputs[0]: source for node, source in gone.items()})
+        graph = bypass(
+            graph.edit(edits.nodes, edits.arrays), {node.outputs[0]: source for node, source in gone.items()}
+        )
+        graph = rename(graph, edits.names)
     return graph, tuple(folded)
 
 
 def _edits(graph: Graph, applies: Applies) -> tuple[Edits, dict[Node, str]]:
     """The edits of one sweep, and the nodes that they make superfluous, each with what it read."""
     taken, touched = set(graph.tensors), set[Node]()
-    nodes, arrays, gone = dict[Node, Node | None](), dict[str, np.ndarray](), dict[Node, str]()
+    every, gone = Edits({}), dict[Node, str]()
     for node in graph.nodes:
         if not applies(node) or (factor := factor_of(graph, node)) is None:
             continue
         edits = _forward(graph, factor, taken) or _back(graph, factor, taken)
-        if edits is None or not touched.isdisjoint((node, *edits[0])):
+        if edits is None or not touched.isdisjoint((node, *edits.nodes)):
             continue
-        touched.update((node, *edits[0]))
-        nodes |= edits[0]
-        arrays |= edits[1]
-        gone[node] = factor.source
-    return (nodes, arrays), gone
+        if all(np.isfinite(a).all() for a in edits.arrays.values()):
+            touched.update((node, *edits.nodes))
+            every |= edits
+            gone[node] = factor.source
+    return every, gone
 
 
 def factor_of(graph: Graph, node: Node) -> Factor | None:
@@ -94,33 +109,40 @@ def factor_of(graph: Graph, node: Node) -> Factor | None:
 
 def _forward(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
     """The edits by which all readers take a factor in; None if one cannot."""
-    tensor, nodes, arrays = factor.node.outputs[0], dict[Node, Node | None](), dict[str, np.ndarray]()
-    scale = factor.scale
+    tensor, scale, edits = factor.node.outputs[0], factor.scale, Edits({})
     while not factor.shift.any() and (reader := graph.sole_reader(tensor)) and reader.inputs[0] == tensor:
-        if (added := factor_of(graph, reader)) is not None and added.shift.any() and (added.scale == 1).all():
-            name = fresh(f"{reader.label}.shift", taken)
-            arrays[name] = (added.shift / scale).astype(np.float32)
-            nodes[reader] = reader.replace(op_type="Add", inputs=(tensor, name))
-        elif not _commutes(reader, scale):
+        if (passed := _passed(graph, reader, tensor, 1 / scale, taken)) is None:
             break
-        elif scale.size == 1:
-            scale = scale.reshape(())
-        tensor = reader.outputs[0]
+        tensor, scale = reader.outputs[0], scale.reshape(()) if scale.size == 1 else scale
+        edits |= passed
+        edits |= Edits({}, {}, {tensor: fresh(f"{tensor}_unscaled", taken)})
     readers = graph.consumers.get(tensor, ())
     if not readers or tensor in graph.output_names:
         return None
     for reader in readers:
-        if (edits := _taken_in(graph, reader, tensor, scale, factor.shift, taken)) is None:
+        if (taken_in := _taken_in(graph, reader, tensor, scale, factor.shift, taken)) is None:
             return None
-        nodes |= edits[0]
-        arrays |= edits[1]
-    return nodes, arrays
+        edits |= taken_in
+    return edits
 
 
-def _commutes(node: Node, scale: np.ndarray) -> bool:
-    """Whether a factor in front of a node is the same as behind it."""
-    known = node.op_type in (_MOVES | _AVERAGES | _ORDERED if scale.size == 1 else _BY_CHANNEL) and not node.domain
-    return known and (node.op_type not in _ORDERED or bool((scale > 0).all()))
+def _passed(graph: Graph, node: Node, tensor: str, scale: np.ndarray, taken: set[str]) -> Edits | None:
+    """The edits by which a node's output is scaled as a tensor that it reads; None where that is not exact."""
+    added = factor_of(graph, node)
+    if (
+        added is not None
+        and added.source == tensor
+        and added.shift.any()
+        and (added.scale == 1).all()
+        and scale.size == 1
+    ):
+        name = fresh(f"{node.label}.shift", taken)
+        summed = node.replace(op_type="Add", inputs=(tensor, name), name=node.label)
+        return Edits({node: summed}, {name: (added.shift * scale).astype(np.float32)})
+    commutes = node.op_type in (_MOVES | _AVERAGES | _ORDERED if scale.size == 1 else _BY_CHANNEL) and not node.domain
+    if commutes and (node.op_type not in _ORDERED or bool((scale > 0).all())):
+        return Edits({node: node.replace(name=node.label)})
+    return None
 
 
 def _taken_in(
@@ -140,16 +162,12 @@ def _taken_in(
         return None
     factors = np.broadcast_to(scales[unfolded.reads][:, :, None], unfolded.weight.shape)
     arrays = {own_name(graph, node, 1, "weight", taken): (weight * unfolded.folded(factors)).astype(weight.dtype)}
-    inputs = (tensor, *arrays, *node.inputs[2:])
-    nodes: dict[Node, Node | None] = {node: node.replace(inputs=inputs)}
-    if shift.any():
-        added = (unfolded.weight.sum(-1, dtype=np.float64) * shifts[unfolded.reads]).sum(-1)
-        biased = _biased(graph, node.replace(inputs=inputs), node, node.attrs.get("alpha", 1.0) * added, taken)
-        if biased is None:
-            return None
-        nodes |= biased[0]
-        arrays |= biased[1]
-    return (nodes, arrays) if all(np.isfinite(a).all() for a in arrays.values()) else None
+    scaled = node.replace(inputs=(tensor, *arrays, *node.inputs[2:]))
+    if not shift.any():
+        return Edits({node: scaled}, arrays)
+    added = (unfolded.weight.sum(-1, dtype=np.float64) * shifts[unfolded.reads]).sum(-1)
+    biased = _biased(graph, node, scaled, node.attrs.get("alpha", 1.0) * added, taken)
+    return None if biased is None else Edits({}, arrays) | biased
 
 
 def by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
@@ -160,27 +178,27 @@ def by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None
     return array.reshape(-1) if along else None
 
 
-def _biased(graph: Graph, new: Node, node: Node, added: np.ndarray, taken: set[str]) -> Edits | None:
-    """The edits by which a linear operator adds more to each output channel; None where it cannot."""
+def _biased(graph: Graph, node: Node, scaled: Node, added: np.ndarray, taken: set[str]) -> Edits | None:
+    """The edits by which a linear operator, `scaled` from now on, adds more to each output channel; None if it cannot."""
     if node.op_type == "MatMul":
-        add = graph.sole_reader(node.outputs[0])
-        sum_of = None if add is None else factor_of(graph, add)
-        if add is None or sum_of is None or not (sum_of.scale == 1).all():
+        (product,), reader = node.outputs, graph.sole_reader(node.outputs[0])
+        bias = None if reader is None else factor_of(graph, reader)
+        if reader is None or bias is None or not (bias.scale == 1).all():
             return None
-        name = fresh(f"{add.label}.bias", taken)
-        array = (sum_of.shift + added).astype(np.float32)
-        return {node: new, add: add.replace(op_type="Add", inputs=(node.outputs[0], name))}, {name: array}
+        name = fresh(f"{reader.label}.bias", taken)
+        summed = reader.replace(op_type="Add", inputs=(product, name), name=reader.label)
+        names = {product: fresh(f"{product}_unshifted", taken)}
+        return Edits({node: scaled.replace(name=node.label), reader: summed},
+                     {name: (bias.shift + added).astype(np.float32)}, names)  # fmt: skip
     padded = np.any(node.attrs.get("pads", 0)) or node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-    if padded or node.op_type == "ConvTranspose":
-        return None
     given = node.inputs[2] if len(node.inputs) > 2 else ""
-    bias = graph.params.get(given, None if given else np.zeros(1, np.float32))
-    if bias is None or bias.ndim > 1:
+    held = graph.params.get(given, None if given else np.zeros(1, np.float32))
+    if padded or node.op_type == "ConvTranspose" or held is None or held.ndim > 1:
         return None
     name = own_name(graph, node, 2, "bias", taken)
-    array = (bias * node.attrs.get("beta", 1.0) + added).astype(np.float32)
     attrs = {k: v for k, v in node.attrs.items() if k != "beta"}
-    return {node: new.replace(inputs=(*new.inputs[:2], name), attrs=attrs)}, {name: array}
+    array = (held * node.attrs.get("beta", 1.0) + added).astype(np.float32)
+    return Edits({node: scaled.replace(inputs=(*scaled.inputs[:2], name), attrs=attrs)}, {name: array})
 
 
 # --- Back ---
@@ -191,20 +209,21 @@ def _back(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
     if factor.shift.any():
         return None
     tensor, scale = factor.source, factor.scale
-    nodes, arrays = dict[Node, Node | None](), dict[str, np.ndarray]()
+    edits = Edits({}, {}, {tensor: factor.node.outputs[0]})  # whose value it has from now on
     while graph.sole_reader(tensor) is not None and (node := graph.producer.get(tensor)) is not None:
-        if (edits := _scaled(graph, node, scale, taken)) is not None:
-            return nodes | edits[0], arrays | edits[1]
+        if (scaled := _scaled(graph, node, scale, taken)) is not None:
+            return edits | scaled
         added = factor_of(graph, node)
-        if added is not None and added.shift.any() and (added.scale == 1).all():
-            name = fresh(f"{node.label}.shift", taken)
-            arrays[name] = (added.shift * scale).astype(np.float32)
-            nodes[node] = node.replace(op_type="Add", inputs=(added.source, name))
-            tensor = added.source
-        elif scale.size == 1 and (_commutes(node, scale) or (node.op_type == "MatMul" and not node.domain)):
-            tensor, scale = node.inputs[0], scale.reshape(())
+        before = node.inputs[0] if added is None else added.source
+        if node.op_type == "MatMul" and not node.domain and scale.size == 1:
+            passed: Edits | None = Edits({node: node.replace(name=node.label)})
         else:
+            passed = _passed(graph, node, before, scale, taken)
+        if passed is None:
             return None
+        edits |= passed
+        edits |= Edits({}, {}, {before: fresh(f"{before}_scaled", taken)})
+        tensor, scale = before, scale.reshape(()) if scale.size == 1 else scale
     return None
 
 
@@ -215,10 +234,11 @@ def _scaled(graph: Graph, node: Node, scale: np.ndarray, taken: set[str]) -> Edi
     if node.op_type in LINEAR and scale.size == 1:
         factor, zero = np.full(1, scale.item(), np.float32), np.zeros(1, np.float32)
         absorbed = absorb(graph, node, factor, zero, zero, taken)
-        return None if absorbed is None else ({node: absorbed[0]}, absorbed[1])
+        return None if absorbed is None else Edits({node: absorbed[0].replace(name=node.label)}, absorbed[1])
     weight = graph.params.get(node.inputs[1]) if node.op_type == "MatMul" else None
     vector = None if weight is None or weight.ndim != 2 else by_channel(scale, -1, weight.shape[1])
     if weight is None or vector is None or not is_float(weight.dtype):
         return None
     name = own_name(graph, node, 1, "weight", taken)
-    return {node: node.replace(inputs=(node.inputs[0], name))}, {name: (weight * vector).astype(weight.dtype)}
+    scaled = node.replace(inputs=(node.inputs[0], name), name=node.label)
+    return Edits({node: scaled}, {name: (weight * vector).astype(weight.dtype)})
