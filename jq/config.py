@@ -147,7 +147,9 @@ class QuantConfig:
     cle: bool | Literal["nagel"] = field(
         True, "cross-layer equalization: minimum-noise, or nagel, ranges as in arXiv:1906.04721 (`jq.equalize`)"
     )
-    bias_correction: bool = field(True, "biases take back the mean shift that rounding of the weights causes")
+    bias_correction: bool = field(
+        True, "biases take back the mean shift that rounding of weights and of negative tails causes"
+    )
     constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on positions", among=CONSTRAINTS)
     strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
     finetune: str | None = field(

@@ -35,7 +35,7 @@ from jq.plan.forms import sigmoid_choice
 from jq.plan.outputs import left_to_host, ties_of_outputs
 from jq.plan.planning import check_weights, plan_and_moves
 from jq.plan.selection import float_heads, selected
-from jq.recovery.bias_correction import correct_biases
+from jq.recovery.bias_correction import correct_biases, shifts_of_tails
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
 from jq.recovery.rounding import Rounding
@@ -138,7 +138,8 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
     graph = prepare(original, config)
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
-    data = readable_again(data, graph.inputs, config.seed) if config.cle or config.finetune else data
+    again = config.cle or config.finetune or config.corrects_bias
+    data = readable_again(data, graph.inputs, config.seed) if again else data
     if config.cle:
         before, graph = graph, equalize(graph, config, data)
         log.info("equalized" if graph is not before else "equalization changed nothing")
@@ -150,7 +151,9 @@ def corrected(ready: Calibrated, config: QuantConfig) -> Calibrated:
     """Return the same with biases corrected and planned anew, if the config says so."""
     if ready.stats is None or not config.corrects_bias:
         return ready
-    graph = correct_biases(ready.graph, ready.plan, ready.stats)
+    shifts = shifts_of_tails(ready.graph, ready.plan, ready.stats, ready.data, config)
+    log.info("negative tails: %d inputs of layers are shifted by rounding", len(shifts))
+    graph = correct_biases(ready.graph, ready.plan, ready.stats, shifts)
     log.info("biases corrected")
     return Calibrated(graph, ready.stats, *plan_and_moves(graph, ready.stats, config), ready.data)
 

@@ -15,7 +15,7 @@ from jq.calibration.observed import linear_inputs, observers_of
 from jq.calibration.observers import ChannelSums
 from jq.calibration.stats import Stats
 from jq.plan import Plan, QParams
-from jq.recovery.bias_correction import correct_biases, output_shift
+from jq.recovery.bias_correction import correct_biases, output_shift, shifts_of_tails
 from jq.recovery.equalization import equalize_as_quark
 from tests.calibration.test_calibrate import built, tensors_of
 
@@ -318,3 +318,67 @@ def test_means_of_either_order_of_axes_agree():
     none = only.init(5, {})
     for leaf, array in only.merge(none, plain).items():
         np.testing.assert_array_equal(array, plain[leaf])
+
+
+# ---------------------------------------------------------------------------------------------
+# Negative tails
+# ---------------------------------------------------------------------------------------------
+
+
+def silu_network(scale=12.0):
+    """Conv, SiLU, Conv without padding; SiLU's values reach far, so that its tail has a code or two."""
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["a"]),
+        node("Sigmoid", ["a"], ["s"]),
+        node("Mul", ["a", "s"], ["c"]),
+        node("Conv", ["c", "v", "d"], ["y"]),
+    ]
+    arrays = {"w": scale * normal(6, 4, 1, 1), "b": normal(6, seed=1), "v": normal(5, 6, 1, 1) + 1, "d": normal(5)}
+    return built(nodes, ["N", 4, 6, 6], ["y"], arrays)
+
+
+def test_shifts_of_a_tail_are_the_means_of_what_rounding_adds():
+    model, x = silu_network(), normal(10, 4, 6, 6, seed=3)
+    graph = jq.load(model)
+    stats = jq.calibrate(graph, x, PLAIN)
+    plan = jq.make_plan(graph, stats, PLAIN)
+    shifts = shifts_of_tails(graph, plan, stats, x, PLAIN)
+    values, step = tensors_of(model, x)["c"][:, 0], float(plan["c"].scale)
+    assert shifts.keys() == {"c"} and stats.range("c")[0] > -4 * step
+    lost = np.clip(np.rint(values / step), -128, 127) * step - values
+    np.testing.assert_allclose(shifts["c"], lost.mean((0, 2, 3), np.float64), atol=1e-5)
+    weight = coded(graph.params["v"], int(plan["v"].exponent))
+    both, alone = (output_shift(graph, plan, stats, graph.nodes[-1], s) for s in (shifts, None))
+    np.testing.assert_allclose(both - alone, weight[:, :, 0, 0] @ shifts["c"], rtol=1e-5)
+
+
+def test_tails_of_many_codes_and_none_are_left():
+    x = normal(10, 4, 6, 6, seed=3)
+    for model in (silu_network(0.1), jq.zoo.path("fashion_resnet")):
+        graph = jq.prepare(jq.load(model), PLAIN)
+        data = (
+            x if isinstance(graph.inputs[0].shape[1], int) and graph.inputs[0].shape[1] == 4 else normal(8, 1, 28, 28)
+        )
+        stats = jq.calibrate(graph, data, PLAIN)
+        assert shifts_of_tails(graph, jq.make_plan(graph, stats, PLAIN), stats, data, PLAIN) == {}
+
+
+def test_a_network_with_tails_has_the_mean_of_the_float_one():
+    """Where no zeros are padded and only the tail and the weight behind it are rounded."""
+    model, x = silu_network(), normal(64, 4, 6, 6, seed=3)
+    graph = jq.load(model)
+    stats = jq.calibrate(graph, x, PLAIN)
+    plan = jq.make_plan(graph, stats, PLAIN.replace(forms=()))
+    plan = plan.replace({t: None for t in plan if t not in ("c", "v")})
+    want, off = tensors_of(model, x)["y"][:, 0].mean((0, 2, 3)), []
+    for shifts in (shifts_of_tails(graph, plan, stats, x, PLAIN), None):
+        corrected = correct_biases(graph, plan, stats, shifts)
+        made = jq.fake_quant(corrected)(corrected.params, plan, {"x": x})["y"]
+        off.append(np.abs(np.asarray(made).mean((0, 2, 3)) - want).max())
+    assert off[0] < 1e-3 < 0.05 < off[1]
+
+
+def test_data_that_can_be_read_once_are_enough():
+    model, x = silu_network(), normal(8, 4, 6, 6, seed=3)
+    once = jq.quantize(model, ({"x": image[None]} for image in x), PLAIN)
+    assert once.model.graph == jq.quantize(model, x, PLAIN).model.graph
