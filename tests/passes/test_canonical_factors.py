@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,21 +77,27 @@ def test_in_front_of_gemm(transposed: int) -> None:
     assert ops(canonical(model_of(spelling, (3, 8)))) == ["Tanh", "Gemm"]
 
 
-def test_a_shift_before_padding_stays_and_its_scale_goes() -> None:
-    def spelling(w: Writer) -> str:
-        return w("Conv", w("Add", w("Mul", bent(w), 0.03), 0.2), W3, pads=[1, 1, 1, 1])
-
-    graph = canonical(model_of(spelling, IMAGE))
-    assert ops(graph) == ["Tanh", "Add", "Conv"]
-    np.testing.assert_allclose(graph.params[graph.nodes[1].inputs[1]], 0.2 / 0.03, rtol=1e-6)
+def shifted(pads: dict[str, Any], shift: Any = 0.2) -> Spelling:
+    return lambda w: w("Conv", w("Add", w("Mul", bent(w), 0.03), shift), W3, normal(3), **pads)
 
 
-@pytest.mark.parametrize("pads", [{"pads": [0, 1, 0, 0]}, {"auto_pad": "SAME_UPPER"}])
-def test_a_shift_before_padding_stays(pads: dict[str, object]) -> None:
-    assert ops(canonical(model_of(lambda w: w("Conv", w("Add", bent(w), 0.2), W3, **pads), IMAGE)))[1:] == [
-        "Add",
-        "Conv",
-    ]
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 1, 0, 0]])
+def test_a_shift_before_padding_is_padded_with_what_becomes_zero(pads: list[int], opset: int) -> None:
+    graph = canonical(model_of(shifted({"pads": pads}), IMAGE, opset))
+    assert ops(graph) == ["Tanh", "Pad", "Conv"]
+    np.testing.assert_allclose(graph.params[graph.nodes[1].inputs[2]], -0.2 / 0.03, rtol=1e-6)
+
+
+def test_where_the_padding_is_not_one_number_the_shift_stays_and_its_scale_goes() -> None:
+    for spelling in (shifted({"auto_pad": "SAME_UPPER"}), shifted({"pads": [1, 1, 1, 1]}, CHANNELS)):
+        graph = canonical(model_of(spelling, IMAGE))
+        assert ops(graph) == ["Tanh", "Add", "Conv"]
+
+
+def test_a_transposed_convolution_does_not_take_a_shift() -> None:
+    model = model_of(lambda w: w("ConvTranspose", w("Add", bent(w), 0.2), normal(4, 3, 2, 2)), IMAGE)
+    assert ops(canonical(model)) == ["Tanh", "Add", "ConvTranspose"]
 
 
 def test_all_readers_take_it_in_or_none() -> None:

@@ -2,19 +2,20 @@
 
 `jq.passes.affine` does so right behind Conv and Gemm. Here a scale also goes forward, into all that read it, and back
 through a product with other activations into the projection that one of them comes from; on its way, through operators
-that commute with it. A shift goes forward only where nothing is padded: zeros around an image are not shifted.
+that commute with it. A shift goes forward too; zeros around an image, which it would not reach, become a Pad of the
+number that stands for zero before the shift.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.edit import bypass, fresh, rename
-from jq.npu.rewrites.edits import Applies, everywhere
+from jq.npu.rewrites.edits import Applies, everywhere, substitute
 from jq.ops.linear import linear_layer
 from jq.passes.affine import LINEAR, absorb, is_float, own_name
 
@@ -29,7 +30,7 @@ _BY_CHANNEL = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "L
 class Edits:
     """Nodes with what they become, new arrays, and new names for tensors that hold other values then."""
 
-    nodes: Mapping[Node, Node]
+    nodes: Mapping[Node, Sequence[Node]]
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -56,7 +57,7 @@ def fold_factors(graph: Graph, applies: Applies = everywhere) -> tuple[Graph, tu
             break
         folded += gone
         graph = bypass(
-            graph.edit(edits.nodes, edits.arrays), {node.outputs[0]: source for node, source in gone.items()}
+            substitute(graph, edits.nodes, edits.arrays), {node.outputs[0]: source for node, source in gone.items()}
         )
         graph = rename(graph, edits.names)
     return graph, tuple(folded)
@@ -138,10 +139,10 @@ def _passed(graph: Graph, node: Node, tensor: str, scale: np.ndarray, taken: set
     ):
         name = fresh(f"{node.label}.shift", taken)
         summed = node.replace(op_type="Add", inputs=(tensor, name), name=node.label)
-        return Edits({node: summed}, {name: (added.shift * scale).astype(np.float32)})
+        return Edits({node: [summed]}, {name: (added.shift * scale).astype(np.float32)})
     commutes = node.op_type in (_MOVES | _AVERAGES | _ORDERED if scale.size == 1 else _BY_CHANNEL) and not node.domain
     if commutes and (node.op_type not in _ORDERED or bool((scale > 0).all())):
-        return Edits({node: node.replace(name=node.label)})
+        return Edits({node: [node.replace(name=node.label)]})
     return None
 
 
@@ -164,9 +165,9 @@ def _taken_in(
     arrays = {own_name(graph, node, 1, "weight", taken): (weight * unfolded.folded(factors)).astype(weight.dtype)}
     scaled = node.replace(inputs=(tensor, *arrays, *node.inputs[2:]))
     if not shift.any():
-        return Edits({node: scaled}, arrays)
+        return Edits({node: [scaled]}, arrays)
     added = (unfolded.weight.sum(-1, dtype=np.float64) * shifts[unfolded.reads]).sum(-1)
-    biased = _biased(graph, node, scaled, node.attrs.get("alpha", 1.0) * added, taken)
+    biased = _biased(graph, node, scaled, node.attrs.get("alpha", 1.0) * added, -shift / scale, taken)
     return None if biased is None else Edits({}, arrays) | biased
 
 
@@ -178,8 +179,13 @@ def by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None
     return array.reshape(-1) if along else None
 
 
-def _biased(graph: Graph, node: Node, scaled: Node, added: np.ndarray, taken: set[str]) -> Edits | None:
-    """The edits by which a linear operator, `scaled` from now on, adds more to each output channel; None if it cannot."""
+def _biased(
+    graph: Graph, node: Node, scaled: Node, added: np.ndarray, around: np.ndarray, taken: set[str]
+) -> Edits | None:
+    """The edits by which a linear operator, `scaled` from now on, adds more to each output channel; None if it cannot.
+
+    A convolution that pads gets a Pad in front, of the numbers that stand for zero now: one for all channels.
+    """
     if node.op_type == "MatMul":
         (product,), reader = node.outputs, graph.sole_reader(node.outputs[0])
         bias = None if reader is None else factor_of(graph, reader)
@@ -187,18 +193,28 @@ def _biased(graph: Graph, node: Node, scaled: Node, added: np.ndarray, taken: se
             return None
         name = fresh(f"{reader.label}.bias", taken)
         summed = reader.replace(op_type="Add", inputs=(product, name), name=reader.label)
+        nodes = {node: [scaled.replace(name=node.label)], reader: [summed]}
         names = {product: fresh(f"{product}_unshifted", taken)}
-        return Edits({node: scaled.replace(name=node.label), reader: summed},
-                     {name: (bias.shift + added).astype(np.float32)}, names)  # fmt: skip
-    padded = np.any(node.attrs.get("pads", 0)) or node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        return Edits(nodes, {name: (bias.shift + added).astype(np.float32)}, names)
     given = node.inputs[2] if len(node.inputs) > 2 else ""
     held = graph.params.get(given, None if given else np.zeros(1, np.float32))
-    if padded or node.op_type == "ConvTranspose" or held is None or held.ndim > 1:
+    if node.op_type == "ConvTranspose" or held is None or held.ndim > 1:
         return None
     name = own_name(graph, node, 2, "bias", taken)
+    arrays = {name: (held * node.attrs.get("beta", 1.0) + added).astype(np.float32)}
     attrs = {k: v for k, v in node.attrs.items() if k != "beta"}
-    array = (held * node.attrs.get("beta", 1.0) + added).astype(np.float32)
-    return Edits({node: scaled.replace(inputs=(*scaled.inputs[:2], name), attrs=attrs)}, {name: array})
+    biased = scaled.replace(inputs=(*scaled.inputs[:2], name), attrs=attrs)
+    pads, by_itself = node.attrs.get("pads", ()), node.attrs.get("auto_pad", "NOTSET")
+    if not np.any(pads) and by_itself in ("NOTSET", "VALID"):
+        return Edits({node: [biased]}, arrays)
+    if around.size > 1 or by_itself != "NOTSET" or graph.opset() < 11:
+        return None
+    half, source = len(pads) // 2, biased.inputs[0]
+    widths, value, padded = (fresh(f"{node.label}.{part}", taken) for part in ("pads", "padding", "padded"))
+    arrays |= {widths: np.array([0, 0, *pads[:half], 0, 0, *pads[half:]]), value: np.float32(around).reshape(())}
+    pad = Node("Pad", (source, widths, value), (padded,), {}, padded)
+    unpadded = biased.replace(inputs=(padded, *biased.inputs[1:]), attrs={**attrs, "pads": (0,) * len(pads)})
+    return Edits({node: [pad, unpadded]}, arrays)
 
 
 # --- Back ---
@@ -216,7 +232,7 @@ def _back(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
         added = factor_of(graph, node)
         before = node.inputs[0] if added is None else added.source
         if node.op_type == "MatMul" and not node.domain and scale.size == 1:
-            passed: Edits | None = Edits({node: node.replace(name=node.label)})
+            passed: Edits | None = Edits({node: [node.replace(name=node.label)]})
         else:
             passed = _passed(graph, node, before, scale, taken)
         if passed is None:
@@ -234,11 +250,11 @@ def _scaled(graph: Graph, node: Node, scale: np.ndarray, taken: set[str]) -> Edi
     if node.op_type in LINEAR and scale.size == 1:
         factor, zero = np.full(1, scale.item(), np.float32), np.zeros(1, np.float32)
         absorbed = absorb(graph, node, factor, zero, zero, taken)
-        return None if absorbed is None else Edits({node: absorbed[0].replace(name=node.label)}, absorbed[1])
+        return None if absorbed is None else Edits({node: [absorbed[0].replace(name=node.label)]}, absorbed[1])
     weight = graph.params.get(node.inputs[1]) if node.op_type == "MatMul" else None
     vector = None if weight is None or weight.ndim != 2 else by_channel(scale, -1, weight.shape[1])
     if weight is None or vector is None or not is_float(weight.dtype):
         return None
     name = own_name(graph, node, 1, "weight", taken)
     scaled = node.replace(inputs=(node.inputs[0], name), name=node.label)
-    return Edits({node: scaled}, {name: (weight * vector).astype(weight.dtype)})
+    return Edits({node: [scaled]}, {name: (weight * vector).astype(weight.dtype)})
