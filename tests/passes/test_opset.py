@@ -46,7 +46,6 @@ def test_what_is_spelt_alike_keeps_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("reader", "arrays", "before", "after"),
     [
-        (node("GroupNormalization", ["x", "g", "b"], ["y"], num_groups=2), {"g": normal(4), "b": normal(4)}, 21, 20),
         (node("GridSample", ["x", "g"], ["y"], mode="cubic"), {"g": normal(2, 3, 3, 2)}, 20, 17),
         (node("RoiAlign", ["x", "r", "i"], ["y"], output_height=2, output_width=2), BOXES, 17, 15),
         (node("Pad", ["x", "p"], ["y"], mode="wrap"), PADS, 19, 17),
