@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jq.arithmetic.formats import Integer
 from jq.arithmetic.layout import channels_last
 from jq.calibration.observed import linear_inputs
 from jq.calibration.stats import Stats
@@ -70,10 +71,10 @@ def shifts_of_tails(graph: Graph, plan: Plan, stats: Stats, data: Any, config: Q
 
 def _has_tail(plan: Plan, stats: Stats, tensor: str) -> bool:
     qparams = plan.activations.get(tensor)
-    if qparams is None or tensor not in stats.tensors or not qparams.is_power_of_two or qparams.axis is not None:
+    if qparams is None or tensor not in stats.tensors or qparams.dynamic or not isinstance(qparams.grid, Integer):
         return False
     low, high = stats.range(tensor)
-    return 0 < -low <= min(high, _TAIL * float(qparams.scale))
+    return 0 < -low <= min(high, _TAIL * float(np.max(qparams.scale)))
 
 
 def _shift(qparams: QParams, value: Any) -> dict[str, jax.Array]:
