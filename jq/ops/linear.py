@@ -36,7 +36,7 @@ class LinearLayer:
     def unfolded(self, weight: np.ndarray) -> Unfolded | None:
         """The weight, or an array of its shape, by output; None where groups do not divide it."""
         shape, groups = weight.shape, self.groups
-        if weight.ndim < 2 or shape[0] % groups or self.axis not in (0, 1):
+        if weight.ndim < 2 or groups < 1 or shape[0] % groups or self.axis not in (0, 1):
             return None
         if self.axis == 0:
             (outputs, each), kernel = shape[:2], math.prod(shape[2:])

@@ -40,7 +40,7 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
 def canonical(graph: Graph, config: QuantConfig) -> Canonical:
     """Return a simplified graph in canonical form, but for nodes that the config excludes or names."""
     chosen = selected(graph, config.replace(op_types=None)) - named(graph, config)
-    return put_together(graph, config.canonical, lambda node: node.outputs[0] in chosen)
+    return put_together(graph, config.canonical, lambda node: not chosen.isdisjoint(node.outputs[:1]))
 
 
 def _rewritten(graph: Graph, rewrite: Rewrite, chosen: frozenset[str]) -> Graph:

@@ -198,7 +198,7 @@ def _biased(
         return Edits(nodes, {name: (bias.shift + added).astype(np.float32)}, names)
     given = node.inputs[2] if len(node.inputs) > 2 else ""
     held = graph.params.get(given, None if given else np.zeros(1, np.float32))
-    if node.op_type == "ConvTranspose" or held is None or held.ndim > 1:
+    if node.op_type == "ConvTranspose" or held is None or held.shape not in ((), (1,), added.shape):
         return None
     name = own_name(graph, node, 2, "bias", taken)
     arrays = {name: (held * node.attrs.get("beta", 1.0) + added).astype(np.float32)}

@@ -53,7 +53,13 @@ def _is_of_groups(graph: Graph, norm: Node) -> bool:
     target, shape = graph.arrays.get(before.inputs[1]), graph.producer.get(after.inputs[1])
     restored = shape is not None and shape.op_type == "Shape" and shape.inputs == before.inputs[:1] and not shape.attrs
     kept = len(groups) > 2 and groups[0] is not None and groups[0] == image[0]
-    copied = target is not None and target.size > 2 and target[0] == 0 and not before.attrs.get("allowzero")
+    copied = (
+        target is not None
+        and target.ndim == 1
+        and target.size > 2
+        and target[0] == 0
+        and not before.attrs.get("allowzero")
+    )
     same = len(image) > 2 and (restored or (image == back and None not in image))
     return same and (kept or copied) and graph.sole_reader(norm.inputs[0]) is norm
 

@@ -82,8 +82,15 @@ def reduced_axes(region: Region) -> tuple[int, ...]:
     for node in region.nodes:
         if node.op_type in REDUCING:
             given = region.graph.arrays.get(node.inputs[1]) if len(node.inputs) > 1 else node.attrs.get("axes")
-            axes = range(rank) if given is None else np.ravel(given).tolist()
-            over.add(tuple(sorted(a % rank for a in axes if -rank <= a < rank)))
+            axes = np.arange(rank) if given is None else np.ravel(given)
+            if (
+                axes.dtype.kind != "i"
+                or np.any(axes < -rank)
+                or np.any(axes >= rank)
+                or len({*(axes % rank)}) < axes.size
+            ):
+                return ()
+            over.add(tuple(sorted((axes % rank).tolist())))
     return over.pop() if len(over) == 1 else ()
 
 
