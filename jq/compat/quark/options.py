@@ -17,7 +17,7 @@ from jq.compat.quark.calibration import CalibrationMethod, ExtendedCalibrationMe
 from jq.compat.quark.draft import Draft, Option, count, flag, number, numbers, word
 from jq.compat.quark.inputs import check_names, ranges_of, shapes_of
 from jq.compat.quark.quantization.config.algorithm import FinetuneConfig
-from jq.config import CONSTRAINTS
+from jq.config import CANONICAL, CONSTRAINTS
 from jq.errors import ConfigError, check_choice
 from jq.npu.rewrites import FORMS, STRUCTURE
 from jq.recovery.adaquant import AdaQuant
@@ -34,8 +34,10 @@ def _sets(field: str, kind: Callable[[str, Any], Any]) -> Option:
 
 
 def _member(field: str, *members: str) -> Option:
-    """A switch that adds or removes a rewrite, a form or a constraint."""
-    order = {"rewrites": tuple(STRUCTURE), "forms": tuple(FORMS), "constraints": CONSTRAINTS}[field]
+    """A switch that adds or removes a canonical form, a rewrite, a form or a constraint."""
+    order = {
+        "canonical": CANONICAL, "rewrites": tuple(STRUCTURE), "forms": tuple(FORMS), "constraints": CONSTRAINTS
+    }[field]  # fmt: skip
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if flag(name, value) and field == "constraints" and draft["scale"] == "float":
@@ -264,10 +266,10 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "SkipPreprocess": _noted(False, _SIMPLE),
     "RemoveInputInit": _hint("initializers are not inputs"),
     "FoldBatchNorm": _noted(True, "BatchNormalization is folded wherever it can be"),
-    "FuseInstanceNorm": _hint("operators stay as the model has them"),
-    "FuseL2Norm": _hint("operators stay as the model has them"),
-    "FuseGelu": _hint("operators stay as the model has them"),
-    "FuseLayerNorm": _hint("operators stay as the model has them"),
+    "FuseInstanceNorm": _member("canonical", "instance_norm"),
+    "FuseL2Norm": _member("canonical", "lp_norm"),
+    "FuseGelu": _member("canonical", "gelu", "gelu_tanh"),
+    "FuseLayerNorm": _member("canonical", "layer_norm"),
     "CopySharedInit": _refused("an array that several nodes read is quantized once"),
     "CopyBiasInit": _hint("biases at the scale of products are copied where they are shared"),
     "ConvertBNToConv": _member("rewrites", "batchnorm_to_conv"),
