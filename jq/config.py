@@ -84,7 +84,8 @@ class QuantConfig:
         "minmse",
         "how scales of activations are found: minmse, least squared error on the values themselves; minmse_hist, on "
         "Quark's histogram of 2048 bins; nonoverflow, the range alone; the others give a float range, of which "
-        "power-of-two scales take the nearest",
+        "power-of-two scales take the nearest; minmax, in 8 bits with symmetric float scales, clips where alone a function "
+        "reads that is flat there, as SiLU is",
         local=True,
     )
     activation: Format = field(UINT8, "format of activations", local=True, **_FORMAT)

@@ -84,22 +84,36 @@ class ErrorSums(NamedTuple):
 
 
 def error_sums(
-    x: Array, inverse: Array, least: Array, most: Array, *, slopes: Array | None = None, length: int | None = None
+    x: Array,
+    inverse: Array,
+    least: Array,
+    most: Array,
+    *,
+    slopes: Array | None = None,
+    behind: tuple[Array, Array] | None = None,
+    length: int | None = None,
 ) -> ErrorSums:
     """Return the sums of x's residuals, if given times slopes, at candidates with these inverse scales [K].
+
+    `behind` is a function's values at x, of which the slopes are, and at both ends of each candidate [2, K]: the residual
+    of what is clipped is then that of the function.
 
     They are accumulated elementwise over pieces of the tensor and reduced last: a reduction of each candidate's errors
     costs ten times as much, as XLA does not vectorize a clip inside one. The slice is of the flat tensor because XLA
     divides indices to slice a reshaped one, and the reshape stands inside the loop because it would be fused with what
     computes the tensor. ErrorSums that the caller does not use cost nothing.
     """
-    arrays = [x] if slopes is None else [x, slopes]
+    arrays = [v for v in (x, slopes, None if behind is None else behind[0]) if v is not None]
     length = _piece(x.size) if length is None else length
     inverse, least, most = (jnp.reshape(v, (-1, 1)) for v in (inverse, least, most))
+    low, high = (None, None) if behind is None else jnp.reshape(behind[1], (2, -1, 1))
 
     def terms(piece: Array, *slope: Array) -> ErrorSums:
         errors = residual(piece * inverse, least, most)
         errors = errors * slope[0] if slope else errors
+        if behind is not None:
+            for end, beyond in ((low, piece * inverse < least), (high, piece * inverse > most)):
+                errors = jnp.where(beyond, (slope[1] - end) * inverse, errors)
         return ErrorSums(errors, jnp.square(errors), piece * signs)
 
     def step(state: ErrorSums, index: Array) -> tuple[ErrorSums, None]:

@@ -27,7 +27,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jq.calibration.observed import Observed, States, formed_inputs, linear_inputs, observed_tensors, observers_of
+from jq.calibration.observed import (
+    Observed,
+    States,
+    focused_tensors,
+    formed_inputs,
+    linear_inputs,
+    observed_tensors,
+    observers_of,
+)
 from jq.calibration.observers import HistogramObserver, Observer, Place, State, wide
 from jq.calibration.stats import Stats, read, write
 from jq.config import QuantConfig, resolve
@@ -70,9 +78,9 @@ def calibrate(
     """
     config = resolve(config)
     source = open_source(data, graph.inputs, seed=config.seed)
-    own = observers_of(
-        config, linear_inputs(graph), formed_inputs(graph), tuple(v.name for v in graph.outputs), again=source.again
-    )
+    outputs = tuple(v.name for v in graph.outputs)
+    focused = focused_tensors(graph, config)
+    own = observers_of(config, linear_inputs(graph), formed_inputs(graph), outputs, focused, again=source.again)
     wanted = own | dict(observers or {}) if like is None else like.observers
     stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or local_mesh())
     step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)

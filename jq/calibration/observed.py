@@ -18,6 +18,7 @@ from jq.arithmetic.exponents import MINMSE
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import (
     ChannelSums,
+    ErrorsBehind,
     ErrorTable,
     FormLoss,
     HistogramObserver,
@@ -35,6 +36,7 @@ from jq.data.stream import Program, Stream
 from jq.errors import ConfigError
 from jq.graph import Graph, Node
 from jq.npu.rewrites.activations import sigmoids
+from jq.ops.activations import saturating_reader
 from jq.ops.linear import has_product
 from jq.ops.masks import masks
 from jq.ops.table import lookup
@@ -80,16 +82,37 @@ def formed_inputs(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.inputs[0] for node in sigmoids(graph)))
 
 
+def focused_tensors(graph: Graph, config: QuantConfig) -> dict[tuple[str, bool], tuple[str, ...]]:
+    """The tensors that only a saturating function reads, by that function, where ranges are searched behind it.
+
+    That is in 8 bits with symmetric float scales of the whole range, which clip nothing. A power of two by the least
+    squared error clips already: of six pairs of YOLOv8n and YOLO11n three became better and three worse.
+    """
+    narrow = isinstance(config.activation, Integer) and config.activation.bits <= 8
+    whole = config.method == "minmax" and config.scale == "float" and config.moving_average is None
+    if not (narrow and whole and config.symmetric) or config.strict_quark:
+        return {}
+    functions: dict[tuple[str, bool], tuple[str, ...]] = {}
+    for tensor in (o for n in graph.nodes for o in n.outputs if o):
+        if (function := saturating_reader(graph, tensor)) is not None:
+            functions[function] = (*functions.get(function, ()), tensor)
+    return functions
+
+
 def observers_of(
     config: QuantConfig,
     linear: tuple[str, ...] = (),
     formed: tuple[str, ...] = (),
     outputs: tuple[str, ...] = (),
+    focused: Mapping[tuple[str, bool], tuple[str, ...]] | None = None,
     *,
     again: bool = True,
 ) -> dict[str, Observer]:
     """The observers that a method needs; `again` says whether the data can be read twice."""
     observers: dict[str, Observer] = {}
+    for (function, gates), names in (focused or {}).items():
+        behind = ErrorsBehind(function=function, gates=gates, grid=config.activation_grid, only=names)
+        observers[f"behind_{function}{'_gate' * gates}"] = behind
     if config.corrects_bias and linear:
         observers["means"] = ChannelSums(only=linear)
     if "sigmoid_to_hard_sigmoid" in config.forms and formed and not config.strict_quark:

@@ -28,12 +28,14 @@ from jq.arithmetic.exponents import MINMSE, base_exponent, descending, error_sum
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import FINEST, power_of_two
 from jq.npu.facts import HARD_SIGMOID
+from jq.ops.activations import SATURATING
 
 Array = Any
 State = dict[str, Array]
 Place = Mapping[str, Array]
 
 TIE_EXPONENTS = np.arange(-40, 41)  # of steps at which ties are counted
+REACHES = 2.0 ** np.arange(7, 0.5, -0.5)  # of a saturating function's argument, the largest first
 _FINER = 16  # octaves from a candidate to where hardly anything is rounded
 
 
@@ -299,6 +301,51 @@ class ErrorTable(Observer):
         total, clipped, power = np.split(state["sums"], [self.candidates, self.candidates + self.parts], 1)
         widened = place["most"][:, self.candidates : -1] / np.float32(self.grid.qmax - self.grid.middle)
         return {"exponent": exponents, "total": total, "clipped": clipped / widened**2, "power": power[:, 0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorsBehind(Observer):
+    """Squared error of a saturating function of some tensors, at each of several scales of theirs.
+
+    In range it is the residual times the function's slope; what is clipped counts by the function's own values, so that
+    clipping costs nothing where the function is flat. It is so from some place on whatever the data, so that the
+    candidates are fixed: their reaches are those of `REACHES`. Sums are in units of the squared scale.
+    """
+
+    function: str = dataclasses.field(kw_only=True)  # of `SATURATING`
+    gates: bool = dataclasses.field(kw_only=True)  # x * f(x)
+    grid: Integer = dataclasses.field(kw_only=True)
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    @property
+    def scales(self) -> np.ndarray:
+        """The candidates, the coarsest first."""
+        return REACHES / (self.grid.qmax - self.grid.middle)
+
+    def init(self, rows: int, place: Place) -> State:
+        return {"sums": np.zeros((rows, REACHES.size), _float())}
+
+    def observe(self, x: Array, place: Place) -> State:
+        if not x.size:
+            return self.init(1, place)
+
+        def f(v: Array) -> Array:
+            return SATURATING[self.function](v) * (v if self.gates else 1)
+
+        values, slopes = jax.jvp(f, (x,), (jnp.ones_like(x),))
+        least, most = (
+            np.full(REACHES.size, q - self.grid.middle, np.float32) for q in (self.grid.qmin, self.grid.qmax)
+        )
+        scales = self.scales.astype(np.float32)
+        behind = values, f(jnp.stack([least * scales, most * scales]))
+        return {"sums": error_sums(x, 1 / scales, least, most, slopes=slopes, behind=behind).square[None]}
+
+    def finish(self, state: State) -> np.ndarray:
+        """The error of each candidate, of one row."""
+        return np.asarray(state["sums"][0] * np.square(self.scales))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jq.arithmetic.exponents import minmse_candidates
 from jq.arithmetic.formats import Integer
 from jq.calibration.observers import (
     TIE_EXPONENTS,
+    ErrorsBehind,
     ErrorTable,
     Histogram,
     HistogramObserver,
@@ -118,6 +119,13 @@ class Stats:
         exponent, power = table["exponent"][0], np.ldexp(table["power"][0], 2 * table["exponent"][0, 0])
         total, clipped = (np.ldexp(v, 2 * exponent[: v.size]) for v in (table["total"][0], table["clipped"][0]))
         return {"exponent": exponent, "total": total, "clipped": clipped, "power": power}
+
+    def errors_behind(self, tensor: str) -> np.ndarray | None:
+        """Summed squared error behind the function that alone reads a tensor, at each of `REACHES`; None without one."""
+        for name, observer in self.observers.items():
+            if isinstance(observer, ErrorsBehind) and self.tensors.get(tensor, {}).get(name):
+                return observer.finish(self.rows(tensor, name))
+        return None
 
     def mean_square(self, tensor: str) -> float | None:
         """The power of a tensor per element; None without elements, or where the method keeps no power.

@@ -20,7 +20,7 @@ from jq.arithmetic.exponents import base_exponent, error_sums, least_squares, mi
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import inverse_power, power_of_two
 from jq.calibration.observed import cuts_alone
-from jq.calibration.observers import Histogram
+from jq.calibration.observers import REACHES, Histogram
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
 from jq.errors import DataError, ModelError
@@ -76,7 +76,10 @@ def activation_ranges(stats: Stats, config: QuantConfig | str | None = None) -> 
 
 def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
     if config.method not in ("minmse", "minmse_hist"):
-        return _from_range(*_range(stats, tensor, config), config)
+        low, high = _range(stats, tensor, config)
+        alike = config.method == "minmax" and config.scale == "float" and config.activation == stats.config.activation
+        losses = stats.errors_behind(tensor) if alike else None
+        return _from_range(*((low, high) if losses is None else _focused(low, high, losses)), config)
     if config.method == "minmse_hist":
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
         return _power_of_two(exponent, config)
@@ -121,6 +124,19 @@ def _range(stats: Stats, tensor: str, config: QuantConfig) -> tuple[float, float
                 histogram, low, high, grid, symmetric=symmetric, percents=percents, metric=metric
             )
     return float(ends[0]), float(ends[1])
+
+
+def _focused(low: float, high: float, losses: np.ndarray) -> tuple[float, float]:
+    """The part of a range that loses least behind the function that reads it; all of it where no part loses less.
+
+    Where nothing is clipped, the error is that of rounding, which grows with the square of the scale.
+    """
+    whole = max(-low, high)
+    wide, least = whole <= REACHES, int(losses.argmin())
+    known = losses[wide][-1] * (whole / REACHES[wide][-1]) ** 2 if wide.any() else losses[0]
+    if wide[least] or not losses[least] < known:
+        return low, high
+    return max(low, -REACHES[least]), min(high, REACHES[least])
 
 
 def _from_range(low: float, high: float, config: QuantConfig) -> QParams:

@@ -29,7 +29,7 @@ class Writer:
         self.arrays: dict[str, np.ndarray] = {}
 
     def __call__(self, op_type: str, *inputs: Any, **attrs: Any) -> str:
-        names = [i if isinstance(i, str) else self.constant(i) for i in inputs]
+        names = [i if isinstance(i, str) else self._constant(i) for i in inputs]
         output = f"t{len(self.nodes)}"
         self.nodes.append(node(op_type, names, [output], name=f"{op_type}_{len(self.nodes)}", **attrs))
         return output
@@ -41,8 +41,7 @@ class Writer:
             return self(op_type, x, np.array(axes, np.int64), keepdims=keepdims)
         return self(op_type, x, axes=list(axes), keepdims=keepdims)
 
-    def constant(self, value: Any) -> str:
-        """The name of a number or an array; floats are float32."""
+    def _constant(self, value: Any) -> str:
         name = f"c{len(self.arrays)}"
         array = np.asarray(value)
         self.arrays[name] = array.astype(np.float32) if array.dtype.kind == "f" else array

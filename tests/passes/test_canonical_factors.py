@@ -157,60 +157,6 @@ def test_the_scale_of_attention_goes_into_a_projection(scaling: Callable[[Writer
     assert left[left.index("Softmax") - 1] == "Add"
 
 
-def projected(w: Writer) -> str:
-    return w("Add", w("MatMul", bent(w), normal(8, 24)), normal(24))
-
-
-def by_slices(w: Writer) -> list[str]:
-    x = w("Transpose", w("Reshape", projected(w), np.array([2, 5, 3, 2, 4])), perm=[2, 0, 3, 1, 4])
-    parts = [w("Slice", x, np.array([i]), np.array([i + 1]), np.array([0])) for i in range(3)]
-    return [w("Squeeze", part, np.array([0])) for part in parts]
-
-
-def by_gathers(w: Writer) -> list[str]:
-    x = w("Transpose", w("Reshape", projected(w), np.array([0, 0, 3, 2, 4])), perm=[2, 0, 3, 1, 4])
-    return [w("Gather", x, np.array(i), axis=0) for i in range(3)]
-
-
-def by_splits(w: Writer) -> list[str]:
-    x, names = projected(w), ["q", "k", "v"]
-    w.nodes.append(node("Split", [x, w.constant(np.array([8, 8, 8]))], names, name="Split", axis=-1))
-    return [w("Transpose", w("Reshape", n, np.array([2, 5, 2, 4])), perm=[0, 2, 1, 3]) for n in names]
-
-
-def by_convolution(w: Writer) -> list[str]:
-    x = w("Conv", w("Transpose", bent(w), perm=[0, 2, 1]), normal(24, 8, 1), normal(24))
-    names = ["q", "k", "v"]
-    w.nodes.append(
-        node("Split", [w("Reshape", x, np.array([2, 2, 12, 5]))], names, name="Split", axis=2, num_outputs=3)
-    )
-    return [w("Transpose", n, perm=[0, 1, 3, 2]) for n in names]
-
-
-@pytest.mark.parametrize("operand", ["query", "key", "product"])
-@pytest.mark.parametrize("parts", [by_slices, by_gathers, by_splits, by_convolution])
-def test_the_scale_goes_into_a_part_of_one_projection(parts: Callable[[Writer], list[str]], operand: str) -> None:
-    def spelling(w: Writer) -> str:
-        q, k, v = parts(w)
-        q = w("Mul", q, 0.6) if operand == "query" else q
-        k = w("Mul", k, 0.6) if operand == "key" else k
-        scores = w("MatMul", q, w("Transpose", k, perm=[0, 1, 3, 2]))
-        scores = w("Div", scores, 1.7) if operand == "product" else scores
-        return w("MatMul", w("Softmax", scores, axis=-1), v)
-
-    assert not {"Mul", "Div"} & set(ops(canonical(model_of(spelling, TOKENS, 18))))
-
-
-def test_a_part_that_others_read_keeps_its_scale() -> None:
-    def spelling(w: Writer) -> str:
-        x = projected(w)
-        first = w("Slice", x, np.array([0]), np.array([10]), np.array([2]))
-        second = w("Slice", x, np.array([8]), np.array([18]), np.array([2]))
-        return w("Add", w("Sigmoid", w("Mul", first, 0.6)), w("Sigmoid", second))
-
-    assert "Mul" in ops(canonical(model_of(spelling, TOKENS)))
-
-
 STAYS: list[Spelling] = [
     lambda w: w("Conv", w("Mul", bent(w), normal(5, 6)), W1),  # by position
     lambda w: w("Conv", w("Mul", bent(w), 0.0), W1),

@@ -372,9 +372,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], outputs: Sequence[
     return [np.asarray(v) for v in session.run(list(outputs) or None, feeds)]
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"), [("yolo8", "XINT8"), ("yolo8", "A8W8"), ("masks", "XINT8"), ("ssd", "A8W8")]
-)
+@pytest.mark.parametrize(("name", "preset"), [("masks", "XINT8"), ("ssd", "A8W8")])
 def test_a_float_head_reads_quantized_outputs_of_layers(
     name: str, preset: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,6 @@ from jq.graph.edit import bypass, fresh, rename
 from jq.npu.rewrites.edits import Applies, everywhere, substitute
 from jq.ops.linear import linear_layer
 from jq.passes.affine import LINEAR, absorb, is_float, own_name
-from jq.passes.canonical.parts import channels_of, origin
 
 _ROUNDS = 20  # a chain of scales and shifts is a few nodes long
 _MOVES = frozenset({"Flatten", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -228,7 +227,7 @@ def _back(graph: Graph, factor: Factor, taken: set[str]) -> Edits | None:
     tensor, scale = factor.source, factor.scale
     edits = Edits({}, {}, {tensor: factor.node.outputs[0]})  # whose value it has from now on
     while graph.sole_reader(tensor) is not None and (node := graph.producer.get(tensor)) is not None:
-        if (scaled := _scaled(graph, node, scale, taken) or _part_scaled(graph, tensor, scale, taken)) is not None:
+        if (scaled := _scaled(graph, node, scale, taken)) is not None:
             return edits | scaled
         added = factor_of(graph, node)
         before = node.inputs[0] if added is None else added.source
@@ -259,37 +258,3 @@ def _scaled(graph: Graph, node: Node, scale: np.ndarray, taken: set[str]) -> Edi
     name = own_name(graph, node, 1, "weight", taken)
     scaled = node.replace(inputs=(node.inputs[0], name), name=node.label)
     return Edits({node: [scaled]}, {name: (weight * vector).astype(weight.dtype)})
-
-
-def _part_scaled(graph: Graph, tensor: str, scale: np.ndarray, taken: set[str]) -> Edits | None:
-    """The edits by which a tensor that is a part of a linear operator's output is multiplied by a number."""
-    root = origin(graph, tensor)
-    node = graph.producer.get(root)
-    bias = None if node is None else factor_of(graph, node)
-    product = root
-    if bias is not None and (bias.scale == 1).all() and graph.sole_reader(bias.source) is not None:
-        product, node = bias.source, graph.producer.get(bias.source)
-    if root == tensor or scale.size > 1 or node is None or node.domain or node.op_type not in (*LINEAR, "MatMul"):
-        return None
-    axis = -1 if node.op_type in ("Gemm", "MatMul") else 1
-    if (part := channels_of(graph, tensor, root, axis)) is None:
-        return None
-    vector = np.where(part[0], scale.item(), 1.0)
-    if node.op_type != "MatMul":
-        zero = np.zeros(1, np.float32)
-        absorbed = None if bias else absorb(graph, node, vector.astype(np.float32), zero, zero, taken)
-        edits = None if absorbed is None else Edits({node: [absorbed[0].replace(name=node.label)]}, absorbed[1])
-    else:
-        edits = _scaled(graph, node, vector, taken)
-    if edits is None:
-        return None
-    if bias is not None:
-        name = fresh(f"{bias.node.label}.bias", taken)
-        shifts = by_channel(bias.shift, axis, vector.size)
-        if shifts is None:
-            return None
-        summed = bias.node.replace(op_type="Add", inputs=(product, name), name=bias.node.label)
-        edits |= Edits({bias.node: [summed]}, {name: (shifts * vector).astype(np.float32)})
-    moves = {graph.producer[t]: [graph.producer[t].replace(name=graph.producer[t].label)] for t in part[1] if t != root}
-    names = {t: fresh(f"{t}_scaled", taken) for t in {*part[1], product}}
-    return edits | Edits(moves, {}, names)
