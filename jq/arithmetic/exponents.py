@@ -116,14 +116,14 @@ def error_sums(
                 errors = jnp.where(beyond, (slope[1] - end) * inverse, errors)
         return ErrorSums(errors, jnp.square(errors), piece * signs)
 
-    def step(state: ErrorSums, index: Array) -> tuple[ErrorSums, None]:
+    def step(index: Array, state: ErrorSums) -> ErrorSums:
         pieces = (lax.dynamic_slice(v.reshape(-1), (index * length,), (length,)) for v in arrays)
-        return state.merged(terms(*pieces)), None
+        return state.merged(terms(*pieces))
 
     # One array for both ends: two vectors and their reductions make a small network's calibration a third slower.
     signs, zeros, count = jnp.array([[-1.0], [1.0]]), jnp.zeros((inverse.size, length)), x.size // length
     none = ErrorSums(zeros, zeros, jnp.full((2, length), -jnp.inf))
-    sums = lax.scan(step, none, jnp.arange(count))[0].reduced()
+    sums = lax.fori_loop(0, count, step, none).reduced()  # a scan over numbers is one kernel more to compile
     rest = [v.reshape(-1)[count * length :] for v in arrays]
     return sums.merged(terms(*rest).reduced()) if rest[0].size else sums
 

@@ -139,7 +139,8 @@ class _Step:
             for name, place in places.items()
         }
         program = self.observed.program(self.stream)
-        states = jax.tree.map(np.asarray, self.stream.run(program, (self._params, used), batch))
+        arguments = self._params, self.observed.by_tensor(used)
+        states = jax.tree.map(np.asarray, self.stream.run(program, arguments, batch))
         _check_finite(self.observed, states, batch)
         return states
 

@@ -195,10 +195,19 @@ class Observed:
     def _merged(self, a: States, b: States) -> States:
         return {name: o.merge(a[name], b[name]) if name in b else a[name] for name, o in self.observers.items()}
 
-    def _none(self, arguments: tuple[Any, Mapping[str, Place]]) -> States:
-        return {name: o.init(self.count(name), arguments[1][name]) for name, o in self.observers.items()}
+    def _none(self, arguments: Any) -> States:
+        return {name: o.init(self.count(name), {}) for name, o in self.observers.items()}
 
-    def _states(self, arguments: tuple[Any, Mapping[str, Place]], sample: Sample) -> States:
+    def by_tensor(self, places: Mapping[str, Place]) -> dict[str, dict[str, Place]]:
+        """The rows of each tensor's places: on the host, as each slice of a program's is a kernel to compile."""
+        parts: dict[str, dict[str, Place]] = {tensor: {} for tensor in self.rows}
+        for name, place in places.items():
+            ends = itertools.accumulate(rows[name] for rows in self.rows.values())
+            for (tensor, rows), end in zip(self.rows.items(), ends, strict=True):
+                parts[tensor][name] = {k: v[end - rows[name] : end] for k, v in place.items()}
+        return parts
+
+    def _states(self, arguments: tuple[Any, Mapping[str, Mapping[str, Place]]], sample: Sample) -> States:
         """The states of one sample."""
         params, places = arguments
         seen = self._tapped(places)(params, sample)[1] if self.rows else {}
@@ -208,16 +217,10 @@ class Observed:
             if any(name in s for s in seen.values())
         }
 
-    def _tapped(self, places: Mapping[str, Place]) -> Any:
+    def _tapped(self, places: Mapping[str, Mapping[str, Place]]) -> Any:
         """The traced graph, whose taps return the observers' states."""
-        starts = {name: itertools.accumulate([rows[name] for rows in self.rows.values()], initial=0) for name in places}
 
-        def tap(rows: Mapping[str, int]) -> AnyOrder | Callable[[Any], Any]:
-            own = {}
-            for name, place in places.items():
-                start = next(starts[name])
-                own[name] = {k: v[start : start + rows[name]] for k, v in place.items()}
-
+        def tap(rows: Mapping[str, int], own: Mapping[str, Place]) -> AnyOrder | Callable[[Any], Any]:
             here = {name: o for name, o in self.observers.items() if rows[name]}
 
             def observe(value: Any) -> States:
@@ -227,7 +230,7 @@ class Observed:
 
             return AnyOrder(observe) if all(o.axis in (None, 1) for o in here.values()) else observe
 
-        return trace(self.graph, taps={name: tap(rows) for name, rows in self.rows.items()})
+        return trace(self.graph, taps={name: tap(rows, places[name]) for name, rows in self.rows.items()})
 
 
 def _float_shapes(graph: Graph, tensors: list[str], stream: Stream) -> dict[str, tuple[int, ...]]:
