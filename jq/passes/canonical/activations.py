@@ -11,7 +11,7 @@ import numpy as np
 from jq.graph import Node
 from jq.npu.facts import HARD_SIGMOID, is_hard_sigmoid
 from jq.passes.canonical.forms import CanonicalForm, Names, Written
-from jq.passes.canonical.regions import REDUCING, Region, gelu, gelu_tanh, hard_swish, is_close, once, sigmoid
+from jq.passes.canonical.regions import CLOSE, REDUCING, Region, gelu, gelu_tanh, hard_swish, is_close, once, sigmoid
 
 # Dense where activations bend, and so far out that what does not saturate shows; 0 is in the middle.
 _LINE = np.concatenate([[-60.0, -30.0, -15.0], np.linspace(-9, 9, 145), [15.0, 30.0, 60.0]])
@@ -26,7 +26,7 @@ Write = Callable[[Names], Written]
 
 @once
 def _on_line(region: Region) -> np.ndarray | None:
-    """The values of a region on the line; None unless it is elementwise and bends."""
+    """The values of a region on the line; None unless it is elementwise, bends, and begins at 0 as all of these do."""
     if region.operators.isdisjoint(_BENDS) or not region.operators.isdisjoint(REDUCING):
         return None
     if len(region.nodes) > _LARGEST or not region.shape:
@@ -35,7 +35,7 @@ def _on_line(region: Region) -> np.ndarray | None:
     if any(a.size != 1 or a.ndim > rank for a in region.constants.values()):
         return None
     y = region(_LINE.reshape((1,) * (rank - 1) + (-1,)))
-    return None if y is None else y.ravel()
+    return None if y is None or not abs(y.flat[0]) < CLOSE else y.ravel()
 
 
 def _as_node(region: Region, op_type: str, **attrs: Any) -> Write:
