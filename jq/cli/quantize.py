@@ -49,7 +49,9 @@ def quantize(
             autocompletion=beginning(lambda: ("qdq", "qoperator", "vitis_qdq", "fix_neuron")),
         ),
     ] = "qdq",
-    opset: Annotated[int | None, typer.Option(help="Opset of the result [17, or the model's if higher].")] = None,
+    opset: Annotated[
+        int | None, typer.Option(help="Opset of the result [17, or higher as the model or a canonical form needs].")
+    ] = None,
     report: Report = None,
     time_budget: Annotated[
         str | None, typer.Option(metavar="120s", help="Stop finetuning after this long; the rest stays untuned.")

@@ -157,6 +157,18 @@ def test_the_scale_of_attention_goes_into_a_projection(scaling: Callable[[Writer
     assert left[left.index("Softmax") - 1] == "Add"
 
 
+def test_a_part_of_one_projection_keeps_its_scale() -> None:
+    """Queries would be smaller than the keys and values that share their quantizer."""
+
+    def spelling(w: Writer) -> str:
+        x = w("Add", w("MatMul", bent(w), normal(8, 24)), normal(24))
+        q, k, v = (w("Slice", x, np.array([i]), np.array([i + 8]), np.array([2])) for i in (0, 8, 16))
+        scores = w("MatMul", w("Mul", q, 0.35), w("Transpose", k, perm=[0, 2, 1]))
+        return w("MatMul", w("Softmax", scores, axis=-1), v)
+
+    assert ops(canonical(model_of(spelling, TOKENS))).count("Mul") == 1
+
+
 STAYS: list[Spelling] = [
     lambda w: w("Conv", w("Mul", bent(w), normal(5, 6)), W1),  # by position
     lambda w: w("Conv", w("Mul", bent(w), 0.0), W1),
