@@ -47,7 +47,8 @@ def stages(
     yield "run in onnxruntime"
     optimized.run(None, feed)
     yield "integers"
-    agrees(result.model, feed)
+    if any(n.op_type == "QuantizeLinear" for n in result.model.graph.node):
+        agrees(result.model, feed, exact=config.scale == "power_of_two")
     yield "finetune"
     steps = config.replace(finetune=config.finetune or "adaround", finetune_steps=2, finetune_batch=2)
     params, plan = jq.finetune(result.graph, result.plan, data, steps)
@@ -59,20 +60,23 @@ def stages(
     jq.research.sensitivity(result.graph, result.plan, data, limit=2, screen=3)
 
 
-def agrees(model: onnx.ModelProto, feed: Arrays) -> None:
-    """Every integer tensor of `target="ort"`, where it reads onnxruntime's codes before it, has onnxruntime's codes."""
+def agrees(model: onnx.ModelProto, feed: Arrays, *, exact: bool) -> None:
+    """Integer tensors of `target="ort"` have onnxruntime's codes, where they are made of onnxruntime's codes.
+
+    What a node that runs in float makes may be one code apart, next to a tie. So may all else, unless `exact`.
+    """
     chip = jq.integer.load(model, target="ort")
-    chip(feed)
-    made = {o for n in chip.graph.nodes if n.op_type == "QuantizeLinear" for o in n.outputs}
+    made = {o: n for n in chip.graph.nodes if n.op_type == "QuantizeLinear" for o in n.outputs}
     known = {o.name for o in model.graph.output}
-    names = tuple(o for n in model.graph.node for o in n.output if o in made - known)
-    if not names:
-        return
+    names = tuple(o for n in model.graph.node for o in n.output if o in made.keys() - known)
     want = dict(zip(names, session_of(model, whole=False, names=names).run(list(names), dict(feed)), strict=True))
-    got = chip.codes(feed, want)
+    got, floats = chip.codes(feed, want), chip.floats(feed)
     assert want.keys() <= got.keys(), f"no codes of {sorted(want.keys() - got.keys())}"
     for name, codes in want.items():
-        ours = np.asarray(got[name])
+        ours, source = np.asarray(got[name]), chip.graph.producer.get(made[name].inputs[0])
         assert ours.shape == codes.shape, f"{name}: {ours.shape} is no {codes.shape}"
         apart = np.abs(ours.astype(np.int64) - codes.astype(np.int64))
-        assert apart.max(initial=0) <= 1 and (apart > 0).mean() <= 1e-3, f"{name}: {np.count_nonzero(apart)} differ"
+        in_float = source is None or source.label in floats
+        most = (0.05 if in_float else 0.01) * apart.size + 1 if in_float or not exact else 0
+        assert apart.max(initial=0) <= 1, f"{name} is {apart.max()} codes from onnxruntime's"
+        assert np.count_nonzero(apart) <= most, f"{name}: {np.count_nonzero(apart)} of {apart.size} codes differ"

@@ -133,11 +133,20 @@ def fingerprint(source: Source) -> str:
 
 
 def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
-    """Stacked arrays: each is seen as [samples, *sample shape], with no copy."""
-    stacked = [dataclasses.replace(value, shape=value.shape and (None, *value.shape[1:])) for value in inputs]
-    stack = _checked(_arrays(data, inputs, where), stacked, where)
+    """Stacked arrays: each is seen as [samples, *sample shape], with no copy.
+
+    They are stacked along their batch. An input beside others may have no batch: then along an axis of its own.
+    """
+    stack = _arrays(data, inputs, where)
+    apart = {v.name for v in inputs if v.shape and len(inputs) > 1 and stack[v.name].ndim == len(v.shape) + 1}
+    inner = {v.name: v.shape if v.name in apart else v.shape and v.shape[1:] for v in inputs}
+    stack = _checked(
+        stack, [dataclasses.replace(v, shape=v.shape and (None, *(inner[v.name] or ()))) for v in inputs], where
+    )
     for value in inputs:
         array, size = stack[value.name], _fixed_batch(value) or 1
+        if value.name in apart:
+            continue
         total, left = (len(array), len(array) % size) if array.ndim else (1, 0)
         if left:
             raise DataError(f"{where}: {total} samples, no multiple of the batch {size} of {value}; leave {left} out")

@@ -430,3 +430,12 @@ def test_damaged_files_are_errors_or_data(suffix: str, cut: float, at: float, by
             assert not truncate or bytes_
         except Error:
             pass
+
+
+def test_an_input_without_a_batch_is_stacked_beside_others():
+    """As a detector's thresholds beside its boxes, or a state whose batch is its second axis."""
+    inputs = [value(1, 2, 3), value(3, name="limits"), value("T", "N", name="state")]
+    given = {"x": SAMPLES, "limits": np.ones((11, 3), np.float32), "state": np.ones((11, 5, 2), np.float32)}
+    source = open_source(given, inputs)
+    shapes = [{k: a.shape for k, a in sample.items()} for sample in source.samples(0)]
+    assert shapes == [{"x": (1, 2, 3), "limits": (3,), "state": (5, 2)}] * 11
