@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from jq.plan.selection import selected
 from tests.passes.models import build, node, normal
 from tests.passes.spelling import AS_IT_IS, Spelling, Writer, canonical, model_of, ops
 
@@ -300,6 +301,18 @@ def test_excluded_and_unnamed_forms_stay() -> None:
     assert "Sqrt" in ops(canonical(model, AS_IT_IS.replace(overrides=(("Sqrt_*", {"symmetric": True}),))))
     assert "Sqrt" in ops(canonical(model, AS_IT_IS.replace(canonical=("gelu",))))
     assert "Sqrt" in ops(canonical(model, AS_IT_IS.replace(strict_quark=True)))
+
+
+@pytest.mark.parametrize("spelling", [LAYER_NORM[0], GROUP_NORM[0]])
+def test_an_option_for_the_last_node_is_one_for_the_form(spelling: Spelling) -> None:
+    """Reports name the form by this label: whoever excludes it gets the form in float, not its parts in 8 bits."""
+    model = model_of(spelling, TOKENS if spelling is LAYER_NORM[0] else IMAGE)
+    last = model.graph.node[-2].name
+    for config in (AS_IT_IS.replace(exclude=(last,)), AS_IT_IS.replace(overrides=((last, {"symmetric": True}),))):
+        (node,) = canonical(model, config).nodes
+        assert node.label == last and node.op_type.endswith("Normalization")
+    graph = canonical(model, AS_IT_IS.replace(exclude=(last,)))
+    assert not selected(graph, AS_IT_IS.replace(exclude=(last,), op_types=None))
 
 
 def shifted(w: Writer, axis: int = -1) -> str:

@@ -40,14 +40,17 @@ class Match:
 
 
 def recognised(graph: Graph, forms: Mapping[str, CanonicalForm], applies: Applies) -> Iterator[Match]:
-    """The regions that compute one of the forms in other words: from the last end on, of each the largest."""
+    """The regions that compute one of the forms in other words: from the last end on, of each the largest.
+
+    The form has the label of the end, so that an option for that node is one for the form: only inner nodes are asked for.
+    """
     order = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs}
     done = set[Node]()
     for end in reversed(graph.nodes):
         if end in done or end.op_type not in MEANING:
             continue
         for region in reversed(list(regions(graph, end, order))):
-            if not done.isdisjoint(region.nodes) or not all(map(applies, region.nodes)):
+            if not done.isdisjoint(region.nodes) or not all(map(applies, region.nodes[:-1])):
                 continue
             if (match := _match(region, forms)) is not None:
                 done.update(region.nodes)

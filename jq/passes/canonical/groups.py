@@ -34,7 +34,7 @@ def group_norms(graph: Graph, applies: Applies = everywhere) -> Iterator[Match]:
             scale, bias = scale * scales, bias * scales + shifts
             nodes.append(reader)
         region = Region(graph, before.inputs[0], tuple(nodes))
-        if all(map(applies, nodes)):
+        if all(map(applies, nodes[:-1])):
             yield Match("group_norm", 21, region, functools.partial(_written, region, norm, scale, bias))
 
 

@@ -181,8 +181,8 @@ def _over_last_axes(region: Region, norm: Standardized, op_type: str) -> Write |
         (node,), arrays = _written(region, op_type, attrs, held)(name)
         before = Node("Transpose", (region.source,), (last,), {"perm": order})
         back = (0, len(shape) - 1, *range(1, len(shape) - 1))
-        after = Node("Transpose", (normalized,), node.outputs, {"perm": back}, node.name)
-        return [before, node.replace(inputs=(last, *node.inputs[1:]), outputs=(normalized,), name=""), after], arrays
+        after = Node("Transpose", (normalized,), node.outputs, {"perm": back})
+        return [before, node.replace(inputs=(last, *node.inputs[1:]), outputs=(normalized,)), after], arrays
 
     return written
 
