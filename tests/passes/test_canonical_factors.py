@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jq.config import CANONICAL
 from jq.evidence.lint import lint
 from jq.graph.read import load
+from jq.passes.canonical import FORMS
 from jq.readings.tracing import trace
 from tests.passes.models import build, node, normal
 from tests.passes.spelling import AS_IT_IS, Spelling, Writer, canonical, model_of, ops
@@ -230,3 +232,7 @@ def test_a_name_keeps_its_value() -> None:
     for name in set(have) & set(want):
         np.testing.assert_allclose(have[name], want[name], rtol=1e-4, atol=1e-5)
     assert {n.label for n in graph.nodes} <= {n.label for n in before.nodes}
+
+
+def test_every_form_is_an_option_under_its_name() -> None:
+    assert set(CANONICAL) == {*FORMS, "group_norm", "factors"}
