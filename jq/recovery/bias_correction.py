@@ -3,10 +3,11 @@
 Rounding the weights changes the expected output by (Q(W) - W) E[x], as in Nagel et al., "Data-Free Quantization Through
 Weight Equalization and Bias Correction" (2019); E[x] of each input channel is what calibration measured of the float model.
 
-Rounding the input changes it by Q(W) E[Q(x) - x]. That is little where codes are many on both sides of zero, but SiLU, GELU
-and HardSwish have a short negative tail, in which many values lie: of at most a few codes, it is rounded to one side.
-An offset would spend the codes that a symmetric grid wastes on them, but it would have to be added before the one
-rounding of the product, which the chip cannot do; the mean of what is lost is exact in the bias all the same.
+What is rounded between two layers changes it by Q(W) E[x' - x], where x' comes of the float layer before through all that
+is rounded since. That is little where codes are many on both sides of zero, but SiLU, GELU and HardSwish have a short
+negative tail, in which many values lie: of at most a few codes, it is rounded to one side. An offset would spend the
+codes that a symmetric grid wastes on them, but it would have to be added before the one rounding of the product, which
+the chip cannot do; the mean of what is lost is exact in the bias all the same.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from jq.config import QuantConfig
 from jq.data.sources import open_source
 from jq.data.stream import Stream
 from jq.graph import Graph, Node
-from jq.ops.linear import linear_layer
+from jq.graph.edit import fresh, reading
+from jq.ops.linear import is_linear, linear_layer
 from jq.plan import Plan, QParams
+from jq.readings.fake import fake_quant
 from jq.readings.packing import pack
-from jq.readings.tracing import trace
 
 _TAIL = 4  # codes of a negative tail, at most, that rounding shifts
 _SAMPLES = 64  # that its mean is taken of
@@ -58,15 +60,42 @@ def shifts_of_tails(graph: Graph, plan: Plan, stats: Stats, data: Any, config: Q
 
     The data are read once more, as far as means need, where there is such an input.
     """
-    tails = [t for t in linear_inputs(graph) if _has_tail(plan, stats, t)]
+    both, rounded, twins = _between_layers(graph, plan)
+    tails = [t for t in linear_inputs(graph) if t in twins and _has_tail(plan, stats, t)]
     if not tails:
         return {}
-    fn = trace(graph, taps={t: functools.partial(_shift, plan.activations[t]) for t in tails})
-    stream = Stream.of(open_source(data, graph.inputs, seed=config.seed), config.batch, fn)
-    program = stream.folded(lambda params, sample: fn(params, sample)[1], _added)
+    fn = fake_quant(
+        both, taps={name: functools.partial(_sums, rounded.get(name)) for t in tails for name in (t, twins[t])}
+    )
+    stream = Stream.of(open_source(data, graph.inputs, seed=config.seed), config.batch, fn.traced(rounded))
+    program = stream.folded(lambda params, sample: fn(params, rounded, sample)[1], _added)
     some = itertools.islice(stream.batches(), -(-_SAMPLES // stream.size))
     total = stream.total(program, pack(graph), _added, given=some)
-    return {tensor: sums["shift"] / sums["pixels"] for tensor, sums in total.items()}
+    return {t: (total[twins[t]]["sum"] - total[t]["sum"]) / total[t]["count"] for t in tails}
+
+
+def _between_layers(graph: Graph, plan: Plan) -> tuple[Graph, Plan, dict[str, str]]:
+    """The float graph with a twin of all that lies between its layers, the plan of the twins, and their tensors.
+
+    A twin begins with what a float layer makes, so its inputs of layers are off by what is rounded since the layers before.
+    """
+    taken, nodes = set(graph.tensors), list[Node]()
+    twins = {v.name: fresh(v.name, taken) for v in graph.inputs if v.name in plan.activations}
+    nodes += [Node("Identity", (name,), (twin,)) for name, twin in twins.items()]
+    for node in graph.nodes:
+        nodes.append(node)
+        if is_linear(graph, node):
+            copies = {o: fresh(o, taken) for o in node.outputs if o}
+            nodes += [Node("Identity", (o,), (twin,)) for o, twin in copies.items()]
+        elif twins.keys().isdisjoint(node.reads()):
+            continue
+        else:
+            copies = {o: fresh(o, taken) for o in node.outputs if o}
+            nodes.append(reading(node, twins).replace(name="", outputs=tuple(copies.get(o, o) for o in node.outputs)))
+        twins |= copies
+    rounded = {twins[t]: q for t, q in plan.activations.items() if t in twins}
+    chosen = frozenset(twins[o] for o in plan.nodes if o in twins)
+    return graph.replace(nodes=tuple(nodes)), Plan(rounded, {}, nodes=chosen, forms=plan.forms), twins
 
 
 def _has_tail(plan: Plan, stats: Stats, tensor: str) -> bool:
@@ -77,10 +106,11 @@ def _has_tail(plan: Plan, stats: Stats, tensor: str) -> bool:
     return 0 < -low <= min(high, _TAIL * float(np.max(qparams.scale)))
 
 
-def _shift(qparams: QParams, value: Any) -> dict[str, jax.Array]:
+def _sums(qparams: QParams | None, value: Any) -> dict[str, jax.Array]:
+    """The sum of each channel, as it is rounded, and the number of values in one."""
     x = jnp.asarray(channels_last(value), jnp.float32)
-    shift = (qparams.fake_quant(x, None) - x).reshape(-1, x.shape[-1])
-    return {"shift": shift.sum(0), "pixels": jnp.float32(len(shift))}
+    x = (x if qparams is None else qparams.fake_quant(x)).reshape(-1, x.shape[-1])
+    return {"sum": x.sum(0), "count": jnp.float32(len(x))}
 
 
 def _added(a: Any, b: Any) -> Any:

@@ -337,19 +337,48 @@ def silu_network(scale=12.0):
     return built(nodes, ["N", 4, 6, 6], ["y"], arrays)
 
 
-def test_shifts_of_a_tail_are_the_means_of_what_rounding_adds():
+def test_shifts_of_a_tail_are_the_means_of_what_is_rounded_since_the_layer_before():
     model, x = silu_network(), normal(10, 4, 6, 6, seed=3)
     graph = jq.load(model)
     stats = jq.calibrate(graph, x, PLAIN)
-    plan = jq.make_plan(graph, stats, PLAIN)
+    plan = jq.make_plan(graph, stats, PLAIN.replace(forms=()))
     shifts = shifts_of_tails(graph, plan, stats, x, PLAIN)
-    values, step = tensors_of(model, x)["c"][:, 0], float(plan["c"].scale)
-    assert shifts.keys() == {"c"} and stats.range("c")[0] > -4 * step
-    lost = np.clip(np.rint(values / step), -128, 127) * step - values
-    np.testing.assert_allclose(shifts["c"], lost.mean((0, 2, 3), np.float64), atol=1e-5)
+    assert shifts.keys() == {"c"} and stats.range("c")[0] > -4 * float(plan["c"].scale)
+
+    def rounded(values, tensor):
+        step = float(plan[tensor].scale)
+        return np.clip(np.rint(values / step), -128, 127) * step
+
+    seen = tensors_of(model, x)
+    a = rounded(seen["a"][:, 0].astype(np.float64), "a")
+    made = rounded(a * rounded(1 / (1 + np.exp(-a)), "s"), "c")
+    np.testing.assert_allclose(shifts["c"], made.mean((0, 2, 3)) - seen["c"][:, 0].mean((0, 2, 3)), atol=1e-4)
     weight = coded(graph.params["v"], int(plan["v"].exponent))
     both, alone = (output_shift(graph, plan, stats, graph.nodes[-1], s) for s in (shifts, None))
     np.testing.assert_allclose(both - alone, weight[:, :, 0, 0] @ shifts["c"], rtol=1e-5)
+
+
+def test_twins_follow_sums_and_joins_and_leave_the_graph_as_it_is():
+    """Through a Concat of an input and a residual sum of two layers, on a graph with names like those of the twins."""
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["a"]),
+        node("Sigmoid", ["a"], ["s"]),
+        node("Mul", ["a", "s"], ["c"]),
+        node("Conv", ["c", "v"], ["a.1"]),
+        node("Add", ["c", "a.1"], ["r"]),
+        node("Concat", ["r", "c"], ["j"], axis=1),
+        node("Conv", ["j", "u", "d"], ["y"]),
+    ]
+    arrays = {"w": 12 * normal(6, 4, 1, 1), "b": normal(6, seed=1), "v": 1e-3 * normal(6, 6, 1, 1), "d": normal(5)}
+    model = built(nodes, ["N", 4, 6, 6], ["y"], arrays | {"u": normal(5, 12, 1, 1) + 1})
+    x = normal(10, 4, 6, 6, seed=3)
+    graph = jq.load(model)
+    stats = jq.calibrate(graph, x, PLAIN)
+    plan = jq.make_plan(graph, stats, PLAIN.replace(forms=(), constraints=()))
+    shifts = shifts_of_tails(graph, plan, stats, x, PLAIN)
+    assert shifts.keys() == {"j"} and np.all(np.abs(shifts["j"]) > 0)
+    half = len(shifts["j"]) // 2
+    np.testing.assert_allclose(shifts["j"][:half], shifts["j"][half:], atol=0.1)  # r is c and little more
 
 
 def test_tails_of_many_codes_and_none_are_left():
