@@ -108,6 +108,7 @@ class QuantConfig:
         valid=_is_ends,
         needs="a tuple of pairs (first nodes, last nodes), each a tuple of at least one name",
     )
+    float_tensors: tuple[str, ...] = field((), "tensors of the prepared graph that are not quantized, by name")
     input_nodes: tuple[str, ...] = field((), "quantize only these nodes and what follows them")
     output_nodes: tuple[str, ...] = field((), "quantize only these nodes and what leads to them")
     head: Literal["float", "int8"] = field(
@@ -152,6 +153,13 @@ class QuantConfig:
         True, "biases take back the mean shift that rounding of weights and of negative tails causes"
     )
     constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on positions", among=CONSTRAINTS)
+    guard: float | None = field(
+        18.0,
+        "the least SQNR in dB that rounding may leave a tensor on calibration data; one that would keep less is mended, or "
+        "left in float, with a warning. Of activations in 8 bits: 6 dB less for each bit less, 8 dB less for weights, as the "
+        "layer's output shows them, and for an operand of a Concat. "
+        "None (on the command line off) leaves all as it is planned",
+    )
     strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
     finetune: str | None = field(
         None,

@@ -27,7 +27,6 @@ from jq.exchange.export import Format, check_format, export
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
-from jq.npu.constraints import Move
 from jq.passes.opset import check_opset
 from jq.passes.prepare import prepare
 from jq.plan import Plan
@@ -38,6 +37,7 @@ from jq.plan.selection import float_heads, selected
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
+from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files
 from jq.util.progress import log
@@ -53,6 +53,7 @@ class Result:
     report: Report
     graph: Graph  # prepared, equalized and tuned: the plan is for it
     stats: Stats | None
+    guard: tuple[Mend, ...] = ()  # the tensors that rounding would have ruined, and what was done
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
@@ -93,18 +94,20 @@ def quantize(
         nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
         text = "left in float: %d nodes that decode boxes and scores, behind %d tensors (%r to %r); head='int8' quantizes them"
         log.warning(text, len(nodes), len(entries), nodes[0].label, nodes[-1].label)
-    for sentence in left_to_host(ready.graph, ready.plan, ready.stats, selected(ready.graph, config)):
+    for sentence in left_to_host(ready.graph, ready.guarded.plan, ready.stats, selected(ready.graph, config)):
         log.warning(sentence)
     if not config.finetune:
-        ready = corrected(ready, config)
-    graph, stats, plan, moves = ready.graph, ready.stats, ready.plan, ready.moves
+        ready = corrected(ready)
+    graph, stats, made = ready.graph, ready.stats, ready.guarded
+    plan, config = made.plan, made.config
+    warn_of_mends(made)
     params = graph.params
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
         params, plan = finetune(graph, plan, ready.data, config, roundings=roundings, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
-    log.info("planned: %s, %d moved for the NPU", plan, len(moves))
+    log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
     sigmoids = sigmoid_choice(graph, stats, config, plan.nodes)
     log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
     metadata = _metadata(model, original, config)
@@ -117,8 +120,8 @@ def quantize(
         _facts(graph, config, stats, quantized, metadata) | chosen | {"seconds": f"{time.perf_counter() - start:.1f}"}
     )
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
-    report = report_of(title, graph, plan, stats, facts, moves, lint(original, config), shipped=params)
-    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats)
+    report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params)
+    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats, made.mends)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,9 +130,8 @@ class Calibrated:
 
     graph: Graph  # prepared and equalized
     stats: Stats | None
-    plan: Plan
-    moves: tuple[Move, ...]
-    data: Any  # that can be read again, where there is more to do with them
+    data: Any  # that can be read again
+    guarded: Guarded  # the plan, and the config that it is by, with what the guard changed
 
 
 def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | None = None) -> Calibrated:
@@ -138,24 +140,25 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
     graph = prepare(original, config)
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
-    again = config.cle or config.finetune or config.corrects_bias
-    data = readable_again(data, graph.inputs, config.seed) if again else data
+    data = readable_again(data, graph.inputs, config.seed)
     if config.cle:
         before, graph = graph, equalize(graph, config, data)
         log.info("equalized" if graph is not before else "equalization changed nothing")
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
-    return Calibrated(graph, stats, *plan_and_moves(graph, stats, config), data)
+    return Calibrated(graph, stats, data, guarded(graph, stats, config, data))
 
 
-def corrected(ready: Calibrated, config: QuantConfig) -> Calibrated:
+def corrected(ready: Calibrated) -> Calibrated:
     """Return the same with biases corrected and planned anew, if the config says so."""
-    if ready.stats is None or not config.corrects_bias:
+    made = ready.guarded
+    if ready.stats is None or not made.config.corrects_bias:
         return ready
-    shifts = shifts_of_tails(ready.graph, ready.plan, ready.stats, ready.data, config)
+    shifts = shifts_of_tails(ready.graph, made.plan, ready.stats, ready.data, made.config)
     log.info("negative tails: %d inputs of layers are shifted by rounding", len(shifts))
-    graph = correct_biases(ready.graph, ready.plan, ready.stats, shifts)
+    graph = correct_biases(ready.graph, made.plan, ready.stats, shifts)
     log.info("biases corrected")
-    return Calibrated(graph, ready.stats, *plan_and_moves(graph, ready.stats, config), ready.data)
+    plan, moves = plan_and_moves(graph, ready.stats, made.config)
+    return dataclasses.replace(ready, graph=graph, guarded=dataclasses.replace(made, plan=plan, moves=moves))
 
 
 def refuse_quantized(graph: Graph) -> None:

@@ -87,6 +87,14 @@ def seconds(text: str) -> float:
     return number
 
 
+def decibels(text: str) -> float | None:
+    """A number of dB, or off."""
+    try:
+        return None if text == "off" else float(text)
+    except ValueError:
+        raise ConfigError(f"--guard needs a number of dB, or off; got {text!r}") from None
+
+
 def config_of(name: str) -> jq.QuantConfig:
     """Return a preset by name, or the config in a TOML or JSON file."""
     return read_config(name) if name.endswith(SUFFIXES) else resolve(name)

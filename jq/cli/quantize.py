@@ -17,6 +17,7 @@ from jq.cli.options import (
     beginning,
     check_output,
     config_of,
+    decibels,
     seconds,
     setting,
     use_all_cores,
@@ -41,6 +42,14 @@ def quantize(
     option: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Change an option of the config; may be repeated."),
+    ] = None,
+    guard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DB",
+            help="The least SQNR that rounding may leave a tensor unmended; or off [the config's].",
+            show_default=False,
+        ),
     ] = None,
     format: Annotated[
         str,
@@ -80,6 +89,7 @@ def quantize(
     use_all_cores()
     budget = None if time_budget is None else seconds(time_budget)
     options = config_of(config).replace(**dict(setting(o) for o in option or ()))
+    options = options.replace(**({} if guard is None else {"guard": decibels(guard)}))
     options = options.replace(
         cle=options.cle or equalized, finetune=options.finetune or ("adaround" if finetuned else None)
     )

@@ -61,7 +61,7 @@ def constrain(
     """Return the plan with positions that the NPU can compute with, and what was moved for that."""
     if not config.constraints:
         return plan, ()
-    links, strict, start = Links.of(graph, plan), config.strict_quark, _positions(plan, config)
+    links, strict, start = _links(graph, plan, config), config.strict_quark, _positions(plan, config)
     spare = {name: _spare(plan[name], config) for name in start}
     error = Errors(graph, plan, stats, {**graph.params, **(params or {})}, keeps_codes=strict, spare=spare)
     links, because = (links, {}) if strict else _united(links, config, start)
@@ -86,7 +86,7 @@ def constrain(
 
 def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
     """Return what the NPU's compiler would object to: rule and node of each shift that is out of range."""
-    links = Links.of(graph, plan)
+    links = _links(graph, plan, config)
     positions = {links.group(k): p for k, p in _positions(plan, config).items()}
     return [
         f"{rule} of {site.node.label!r}"
@@ -99,11 +99,17 @@ def violations(graph: Graph, plan: Plan, config: QuantConfig) -> list[str]:
 def moving_together(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]]:
     """Return the tensors with positions, each with those that must have the same one as it."""
     start = _positions(plan, config)
-    links, _ = _united(Links.of(graph, plan), config, start)
+    links, _ = _united(_links(graph, plan, config), config, start)
     groups: dict[str, tuple[str, ...]] = {}
     for name in start:
         groups[links.group(name)] = (*groups.get(links.group(name), ()), name)
     return list(groups.values())
+
+
+def _links(graph: Graph, plan: Plan, config: QuantConfig) -> Links:
+    """The links of the nodes that the chip computes; the vendor's tool counts those that run in float, too."""
+    links = Links.of(graph, plan)
+    return links if config.strict_quark else links.computed()
 
 
 def _has_position(qparams: QParams) -> bool:

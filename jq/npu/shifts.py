@@ -90,6 +90,10 @@ class Links:
             tensor = self.leader[tensor]
         return tensor
 
+    def computed(self) -> Links:
+        """The links without nodes whose output is not quantized: these run in float, where nothing is shifted."""
+        return dataclasses.replace(self, sites=tuple(s for s in self.sites if s.output is not None))
+
     def unite(self, tensors: Sequence[str]) -> Links:
         """The links with these tensors moving together."""
         first, *rest = dict.fromkeys(map(self.group, tensors))

@@ -44,6 +44,8 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
             continue
         options = config.of(node)
         for parameter, name in _operands(graph, node):
+            if name in config.float_tensors:
+                continue
             if parameter == rule.bias and options.bias == "int32" and name in graph.params:
                 products.setdefault(name, node)
             elif parameter == rule.bias and (options.bias == "float" or name not in graph.params):
@@ -53,7 +55,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
             elif name in floats and not config.weights_only:
                 activations.setdefault(name, node)
         for name in node.outputs[: rule.outputs]:
-            if name in floats and not config.weights_only:
+            if name in floats and name not in config.float_tensors and not config.weights_only:
                 activations.setdefault(name, node)
     for name in absorbed(graph) if config.fuse_activations else ():
         activations.pop(name, None)

@@ -56,6 +56,10 @@ def plan_and_moves(
 ) -> tuple[Plan, tuple[Move, ...]]:
     """Return the plan, and the moves that the NPU's position constraints made in it."""
     arrays = {**graph.params, **(params or {})}
+    for name in config.float_tensors:
+        if name not in graph.tensors:
+            near = suggest(name, graph.tensors)
+            raise ConfigError(f"float_tensors: the prepared graph has no tensor {name!r}.{near}")
     placement = place(graph, config, _floats(graph, stats, config))
     qparams = _weights(graph, config, placement.weights, arrays)
     qparams |= _activations(graph, stats, config, placement.activations)

@@ -235,14 +235,14 @@ class _Tree:
 
     def leaves(self, runs: Sequence[Run]) -> Iterator[tuple[list[Run], Graph, Mapping[str, Any], Plan, float]]:
         """Runs that end alike, with what they end with and the seconds of their own steps."""
-        plain = [r for r in runs if not r.stages or not len(self.common.plan)]
+        plain = [r for r in runs if not r.stages or not len(self.common.guarded.plan)]
         if plain:
             start = time.perf_counter()
-            result = corrected(self.common, plain[0].config)
-            yield plain, result.graph, result.graph.params, result.plan, time.perf_counter() - start
+            result = corrected(self.common)
+            yield plain, result.graph, result.graph.params, result.guarded.plan, time.perf_counter() - start
         if tuned := [r for r in runs if r not in plain]:
-            check_tunable(tuned[0].config, self.common.plan)
-            yield from self._below(tuned, 0, dict(self.common.graph.params), self.common.plan, 0.0)
+            check_tunable(tuned[0].config, self.common.guarded.plan)
+            yield from self._below(tuned, 0, dict(self.common.graph.params), self.common.guarded.plan, 0.0)
 
     def _below(
         self, runs: Sequence[Run], number: int, params: dict[str, Any], plan: Plan, spent: float
@@ -260,17 +260,17 @@ class _Tree:
         """All that a stage of a run depends on besides the stages before."""
         stage, config = run.stages[number], run.config
         numbers = (config.finetune_steps, config.finetune_rate) if stage != "bias" else ()
-        if not draws(stage, self._units[kind_of(stage)], self.common.plan):
+        if not draws(stage, self._units[kind_of(stage)], self.common.guarded.plan):
             return stage, *numbers
         return stage, *numbers, config.finetune_batch, config.finetune_drop if stage == "block" else None, config.seed
 
     @functools.cached_property
     def _units(self) -> Mapping[str, list[Unit]]:
-        return {kind: units(self.common.graph, self.common.plan, kind) for kind in get_args(Kind)}
+        return {kind: units(self.common.graph, self.common.guarded.plan, kind) for kind in get_args(Kind)}
 
     @functools.cached_property
     def _store(self) -> Store:
-        return store_of(self.common.graph, self.common.plan, self.common.data, self.config, None)
+        return store_of(self.common.graph, self.common.guarded.plan, self.common.data, self.config, None)
 
 
 def _options(config: QuantConfig) -> dict[str, Any]:

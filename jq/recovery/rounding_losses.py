@@ -1,0 +1,219 @@
+"""How much each tensor of a plan loses by its own rounding, on a few samples, as a whole and by part.
+
+A tensor can keep 40 dB as a whole and lose a part of it entirely: boxes and scores joined by one Concat, attention
+scores beside a mask of -10000. And an error counts for as much as its readers make of it: what enters a sum is held
+against the sum, a weight's error is multiplied by what the layer reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jq.arithmetic.formats import Integer
+from jq.arithmetic.losses import decibels
+from jq.data.arrays import Sample
+from jq.graph import Graph, Node, Value
+from jq.graph.unused import remove_unused
+from jq.ops.kinds import adds, is_concat, is_softmax
+from jq.ops.linear import linear_layer
+from jq.plan import Plan, QParams
+from jq.readings.runtime import onnxruntime_reading
+
+_ELEMENTS = 1 << 16  # of a tensor that are kept of a sample
+_HIDDEN = 30.0  # below the largest of a row, a softmax gives less than 1e-13
+_LEAK = 12.0  # and of what a mask has set so far below, this much must be left
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The SQNR in dB that rounding leaves a tensor, or the part of it that loses most."""
+
+    tensor: str
+    part: str  # "" for the whole
+    sqnr: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Channels:
+    """Means over a few samples, by channel of a tensor."""
+
+    power: np.ndarray
+    shift: np.ndarray  # of the mean, by rounding
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watched:
+    """The activations of a float graph on a few samples, of large tensors every so many elements."""
+
+    graph: Graph
+    values: Mapping[str, Sequence[np.ndarray]]
+
+    @classmethod
+    def of(cls, graph: Graph, samples: Sequence[Sample]) -> Watched:
+        """The activations that onnxruntime computes."""
+        floats = [k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers]
+        made = [k for k in floats if k in graph.producer]
+        whole = graph.replace(outputs=tuple(Value(k, np.dtype(np.float32)) for k in made))
+        run, seen = onnxruntime_reading(remove_unused(whole)), dict[str, list[np.ndarray]]()
+        steps: dict[str, tuple[int, int]] = {}
+        for sample in samples:
+            given = {v.name: sample[v.name] for v in graph.inputs}
+            for name, array in itertools.chain(given.items(), run(given).items()):
+                if array.dtype == np.float32:
+                    axis, step = steps.setdefault(name, _step(graph, name, array.shape))
+                    thin = array if step == 1 else array[(slice(None),) * axis + (slice(None, None, step),)].copy()
+                    seen.setdefault(name, []).append(thin)
+        return cls(graph, seen)
+
+    def losses(self, plan: Plan) -> Iterator[Loss]:
+        """Yield the loss of each tensor that a plan rounds to integers at a scale of its own."""
+        for name, qparams in plan.activations.items():
+            if name in self.values and isinstance(qparams.grid, Integer) and not qparams.dynamic:
+                yield self._activation(name, qparams)
+        for node in self.graph.nodes:
+            layer = linear_layer(self.graph, node)
+            if layer is not None and layer.weight in plan.weights and node.inputs[0] in self.values:
+                loss = self._weight(node, layer.weight, plan.weights[layer.weight])
+                if loss is not None:
+                    yield loss
+
+    def shifts(self, plan: Plan) -> Iterator[tuple[Node, float]]:
+        """Yield each layer with a bias, and how far, in dB, what its input's rounding shifts its means by is below its output.
+
+        Rounding W and x shifts the output by (Q(W) - W) E[x], which bias correction takes back, and Q(W) E[Q(x) - x]:
+        little in most networks, but where many values lie within half a step of zero, as behind HardSwish, Swish and
+        GELU, all of these are rounded to one side.
+        """
+        for node in self.graph.nodes:
+            layer = linear_layer(self.graph, node)
+            if layer is None or layer.bias is None or layer.weight not in plan.weights:
+                continue
+            weight, seen = self.graph.params[layer.weight], self._channels(node, plan.activations.get(node.inputs[0]))
+            by_output = layer.unfolded(weight)
+            if by_output is None or seen is None or len(seen.power) != int(by_output.reads.max()) + 1:
+                continue
+            shift = layer.of_means(plan.weights[layer.weight].given_back(weight), seen.shift)
+            power = (np.square(by_output.weight, dtype=np.float64).sum(-1) * seen.power[by_output.reads]).sum()
+            if power and np.isfinite(shift).all():
+                yield node, decibels(float(power), float(np.square(shift).sum()))
+
+    def _activation(self, name: str, qparams: QParams) -> Loss:
+        readers = self.graph.consumers.get(name, ())
+        worst = Loss(name, "", np.inf)
+        totals: dict[str, np.ndarray] = {}
+        for number, x in enumerate(self.values[name]):
+            error = rounded(x, qparams) - x
+            for part, (signal, noise) in self._parts(name, x, error, readers, number):
+                totals[part] = totals.get(part, 0) + np.array([signal, noise])
+        for part, (signal, noise) in totals.items():
+            sqnr = decibels(float(signal), float(noise)) if np.isfinite(noise) else -np.inf
+            if sqnr < worst.sqnr and signal > 0:
+                worst = Loss(name, part, sqnr)
+        return worst
+
+    def _parts(
+        self, name: str, x: np.ndarray, error: np.ndarray, readers: Sequence[Node], number: int
+    ) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Yield signal and noise, as sums of squares, of each part of a tensor."""
+        made = self.graph.producer.get(name)
+        if x.ndim and (soft := next(filter(is_softmax, readers), None)) is not None:
+            axis = int(soft.attrs.get("axis", -1 if self.graph.opset() >= 13 else 1))
+            yield "the scores that a Softmax tells apart", _of_scores(x, error, axis % x.ndim)
+        if made is not None and is_concat(made) and x.ndim:
+            axis, start = int(made.attrs["axis"]) % x.ndim, 0
+            for operand in made.inputs:
+                size = (self.values[operand][number] if operand in self.values else self.graph.arrays[operand]).shape[
+                    axis
+                ]
+                where = (slice(None),) * axis + (slice(start, start + size),)
+                start += size
+                yield f"operand {operand!r}", (_power(x[where]), _power(error[where]))
+        signal = _power(x)
+        if readers and all(adds(n) for n in readers):
+            sums = [_power(self.values[n.outputs[0]][number]) for n in readers if n.outputs[0] in self.values]
+            signal = max(signal, min(sums, default=0.0))
+        yield "", (signal, _power(error))
+
+    def _weight(self, node: Node, name: str, qparams: QParams) -> Loss | None:
+        layer = linear_layer(self.graph, node)
+        assert layer is not None
+        weight = self.graph.params[name]
+        by_output = layer.unfolded(weight)
+        if by_output is None or not isinstance(qparams.grid, Integer):
+            return None
+        channels = self._channels(node)
+        if channels is None or len(channels.power) != int(by_output.reads.max()) + 1:
+            return None
+        power = channels.power
+        lost = layer.unfolded(rounded(weight, qparams) - weight)
+        assert lost is not None
+        signal, noise = (
+            float((np.square(w).sum(-1) * power[by_output.reads]).sum()) for w in (by_output.weight, lost.weight)
+        )
+        return Loss(name, "", decibels(signal, noise)) if signal else None
+
+    def _channels(self, node: Node, qparams: QParams | None = None) -> Channels | None:
+        """Means of what a linear node reads, channel by channel, and what rounding shifts it by; None where it was not watched."""
+        values = self.values.get(node.inputs[0], ())
+        if not values or values[0].ndim < 2:
+            return None
+        axis = (
+            1 if values[0].ndim == self.graph.params[node.inputs[1]].ndim and values[0].ndim > 2 else values[0].ndim - 1
+        )
+        rest = tuple(i for i in range(values[0].ndim) if i != axis)
+        static = qparams is not None and isinstance(qparams.grid, Integer) and not qparams.dynamic
+
+        def mean(fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+            return np.asarray(np.mean([fn(x).mean(rest, dtype=np.float64) for x in values], 0))
+
+        return Channels(
+            power=mean(lambda x: np.square(x, dtype=np.float64)),
+            shift=mean(lambda x: rounded(x, qparams) - x if static and qparams else np.zeros_like(x)),
+        )
+
+
+def rounded(x: np.ndarray, qparams: QParams) -> np.ndarray:
+    """Return an array as the codes of an integer grid give it back, in float32."""
+    assert isinstance(qparams.grid, Integer)
+    shape = [1] * x.ndim
+    if qparams.axis is not None:
+        shape[qparams.axis] = -1
+    scale, zero = (
+        np.asarray(v).reshape(shape) if qparams.axis is not None else np.asarray(v)
+        for v in (qparams.scale, qparams.zero_point)
+    )
+    return (np.clip(np.rint(x / scale), qparams.grid.qmin - zero, qparams.grid.qmax - zero) * scale).astype(np.float32)
+
+
+def _power(x: np.ndarray) -> float:
+    return float(np.square(x, dtype=np.float64).sum())
+
+
+def _of_scores(x: np.ndarray, error: np.ndarray, axis: int) -> tuple[float, float]:
+    """Signal and noise of those scores that are not masked: differences within a row count, in units of one or more.
+
+    A masked score that rounding brings near the others is an error of the distance that is missing.
+    """
+    largest = x.max(axis, keepdims=True)
+    shown = x > largest - _HIDDEN
+    count = shown.sum(axis, keepdims=True)
+    spread, lost = (np.where(shown, v - np.where(shown, v, 0).sum(axis, keepdims=True) / count, 0) for v in (x, error))
+    missing = np.where(shown, 0, np.maximum(x + error - (largest - _LEAK), 0))
+    return _power(spread) + float(shown.sum()), _power(lost) + _power(missing)
+
+
+def _step(graph: Graph, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The axis along which a large tensor is thinned out, and the step: its longest that does not tell parts apart."""
+    made, size = graph.producer.get(name), int(np.prod(shape))
+    if size <= _ELEMENTS or len(shape) < 2:
+        return 0, 1
+    joined = {int(made.attrs["axis"]) % len(shape)} if made is not None and is_concat(made) else set()
+    near = [n for n in graph.consumers.get(name, ()) if is_softmax(n)]
+    joined |= {int(n.attrs.get("axis", -1)) % len(shape) for n in near} | {1}
+    free = [a for a in range(len(shape)) if a not in joined] or [0]
+    axis = max(free, key=lambda a: shape[a])
+    return axis, max(1, min(shape[axis], -(-size // _ELEMENTS)))
