@@ -90,6 +90,7 @@ def quantize(
     check_roundings(config, roundings or {})
     original = model if isinstance(model, Graph) else load(model)
     ready = calibrated(original, data, config, mesh)
+    config = ready.guarded.config
     if left := float_heads(ready.graph, config):
         nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
         text = "left in float: %d nodes that decode boxes and scores, behind %d tensors (%r to %r); head='int8' quantizes them"
@@ -99,7 +100,7 @@ def quantize(
     if not config.finetune:
         ready = corrected(ready)
     graph, stats, made = ready.graph, ready.stats, ready.guarded
-    plan, config = made.plan, made.config
+    plan = made.plan
     warn_of_mends(made)
     params = graph.params
     if config.finetune and len(plan):

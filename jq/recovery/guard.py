@@ -6,7 +6,8 @@ is below the bound that the config states is mended, the smallest change first:
     finer weights   a weight gets a scale for each channel, where its format has that;
     no constraint   where a tensor was ruined by a move that a node's shifts asked for, that node runs in float:
                     what it makes is not rounded, so that nothing has to be aligned there;
-    float           a tensor that its own rounding ruins is not rounded, nor are those that hold the same values.
+    float           a tensor that its own rounding ruins is not rounded, nor are those that hold the same values;
+    biases          where rounding shifts the means of what layers give, their biases are fitted, layer by layer.
 
 Each round plans anew, as what is mended in one place changes what constraints ask for in others. The result is a
 config, plain data: with it, and without the guard, the same plan comes about.
@@ -37,7 +38,8 @@ from jq.util.progress import log
 
 _SAMPLES = 8
 _BIT = 6.02  # dB
-_LESS = 8.0  # dB below the bound, for operands of a Concat, and for weights: floats there cost most
+_LESS = 8.0  # dB below the bound, for operands of a Concat, and for weights, where floats cost most
+_SHIFT = 16.0  # dB above the bound, for the means of a layer's channels: shifts add up, where rounding averages out
 _FINER = 7.0  # dB above the bound, for weights that can have a scale for each channel, which costs nothing
 
 
@@ -57,10 +59,8 @@ class Mend:
     def __str__(self) -> str:
         """One line with the numbers, what was done, and the override that does the same."""
         part = f", {self.part}" if self.part else ""
-        after = "exact" if self.after is None else f"{self.after:.1f} dB"
-        return (
-            f"{self.tensor!r}{part}: {self.before:.1f} dB after {self.cause}; {self.action}: {after} ({self.override})"
-        )
+        after = "" if self.after is None else f": {self.after:.1f} dB"
+        return f"{self.tensor!r}{part}: {self.before:.1f} dB after {self.cause}; {self.action}{after} ({self.override})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +71,6 @@ class Guarded:
     plan: Plan
     moves: tuple[Move, ...]
     mends: tuple[Mend, ...] = ()
-    watched: Watched | None = None  # what was looked at
 
 
 def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -> Guarded:
@@ -92,13 +91,31 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
         state = Guarded(changed, *plan_and_moves(graph, stats, changed))
     left = {loss.tensor: loss for loss in watched.losses(state.plan)}
     settled = [dataclasses.replace(m, after=left[m.tensor].sqnr if m.tensor in left else None) for m in mends.values()]
-    return dataclasses.replace(state, mends=tuple(settled), watched=watched)
+    if (shift := _shift(watched, state)) is not None:
+        settled.append(shift)
+        state = dataclasses.replace(state, config=state.config.replace(finetune="bias"))
+    return dataclasses.replace(state, mends=tuple(settled))
+
+
+def _shift(watched: Watched, state: Guarded) -> Mend | None:
+    """The mend of shifted means, if a layer has them and biases are not fitted anyway."""
+    config = state.config
+    if config.guard is None or config.finetune or not config.corrects_bias:
+        return None
+    shifts = sorted(((sqnr, node) for node, sqnr in watched.shifts(state.plan)), key=lambda pair: pair[0])
+    below = [node for sqnr, node in shifts if sqnr < config.guard + _SHIFT]
+    if not below:
+        return None
+    sqnr, node = shifts[0]
+    part = f"the means of its channels, and those of {len(below) - 1} other layers"
+    cause, action = "rounding of what the layer reads", "all biases fitted layer by layer"
+    return Mend(node.outputs[0], part, node.label, cause, sqnr, None, action, "finetune='bias'")
 
 
 def warn_of_mends(made: Guarded) -> None:
     """Warn of what the guard did, with the override that does the same and the way to leave all as it was."""
     if made.mends:
-        first = f"guard: {len(made.mends)} tensors would keep less than {made.config.guard:g} dB, and were mended"
+        first = f"guard: {len(made.mends)} tensors lost more than rounding may cost, and were mended"
         lines = [first, *(f"  {m}" for m in made.mends), "  guard=None (--guard off) leaves all as it was"]
         warnings.warn("\n".join(lines), stacklevel=3)
 
