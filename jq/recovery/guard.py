@@ -186,7 +186,7 @@ def _left(
 def _unconstrained(
     graph: Graph, state: Guarded, loss: Loss, together: Mapping[str, Sequence[str]]
 ) -> tuple[Mend, Change]:
-    """What a constraint ruined: the node that it is of runs in float, or, if it does already, the tensor stays so."""
+    """The mend of what a constraint ruined: its node runs in float or, where it does already, the tensor stays float."""
     group = together.get(loss.tensor, (loss.tensor,))
     move = next((m for m in state.moves if m.tensor in group), None)
     if move is None:
