@@ -119,10 +119,10 @@ def test_the_override_gives_the_same_file_without_the_guard():
 
 
 def test_a_weight_that_one_value_ruins_gets_a_scale_for_each_channel():
-    """The value multiplies what is near zero, so that the rest of the weight makes the output."""
+    """It multiplies what is near zero, so that the other columns make the output."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((8, 8)).astype(np.float32)
-    weight[0, 0] = 3000
+    weight[:, 0] = 3000 * np.eye(8, dtype=np.float32)[0]
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "product[0]")], {"w": weight}, {"x": (8,)}, ["y"])
     data = rng.standard_normal((32, 8)).astype(np.float32)
     data[:, 0] *= 1e-4
