@@ -133,7 +133,7 @@ Change = Mapping[str, Any]  # of a config: tensors to leave in float, or overrid
 
 
 def _mended(graph: Graph, stats: Stats, state: Guarded, watched: Watched, bound: float) -> list[tuple[Mend, Change]]:
-    """What mends the tensors that are below the bound; what their own rounding ruins comes first."""
+    """Mends of the tensors that are below the bound; those that their own rounding ruins come first."""
     ruined = [loss for loss in watched.losses(state.plan) if loss.sqnr < _bound(loss, graph, state, bound)]
     if not ruined:
         return []

@@ -362,7 +362,7 @@ def images(count: int = 4) -> dict[str, np.ndarray]:
 
 def plain(preset: str = "XINT8", **options: Any) -> QuantConfig:
     """A preset without what takes time and does not concern heads."""
-    return presets[preset].replace(cle=False, bias_correction=False, **options)
+    return presets[preset].replace(cle=False, bias_correction=False, guard=None, **options)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], outputs: Sequence[str] = ()) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_the_override_gives_the_same_file_without_the_guard():
     model, data = two_ranges(1000, rng), rng.standard_normal((8, 3, 8, 8)).astype(np.float32)
     with pytest.warns(UserWarning, match="guard"):
         result = jq.quantize(model, data, "XINT8")
-    tensors = tuple(t for m in result.guard for t in eval(m.override.removeprefix("float_tensors=")))
+    tensors = tuple(t for m in result.guard for t in ast.literal_eval(m.override.removeprefix("float_tensors=")))
     again = jq.quantize(model, data, jq.presets["XINT8"].replace(guard=None, float_tensors=tensors))
     for made in (result.model, again.model):
         del made.metadata_props[:]
@@ -151,7 +152,7 @@ def test_figures_are_those_of_the_data():
 
 def test_names_that_no_tensor_has_are_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(jq.ConfigError, match="no tensor 'joint'. Did you mean 'joined'"):
+    with pytest.raises(jq.ConfigError, match=r"no tensor 'joint'\. Did you mean 'joined'"):
         data = np.zeros((2, 3, 8, 8), np.float32)
         jq.quantize(two_ranges(2, rng), data, jq.presets["XINT8"].replace(float_tensors=("joint",)))
 
