@@ -36,9 +36,9 @@ from jq.data.stream import Program, Stream
 from jq.errors import ConfigError
 from jq.graph import Graph, Node
 from jq.npu.rewrites.activations import sigmoids
-from jq.ops.activations import saturating_reader
 from jq.ops.linear import has_product
 from jq.ops.masks import masks
+from jq.ops.saturating import saturating_reader
 from jq.ops.table import lookup
 from jq.readings.tracing import AnyOrder, trace
 from jq.util.digest import digest

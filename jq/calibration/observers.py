@@ -28,7 +28,7 @@ from jq.arithmetic.exponents import MINMSE, base_exponent, descending, error_sum
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import FINEST, power_of_two
 from jq.npu.facts import HARD_SIGMOID
-from jq.ops.activations import SATURATING
+from jq.ops.saturating import SATURATING
 
 Array = Any
 State = dict[str, Array]

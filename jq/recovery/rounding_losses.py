@@ -38,7 +38,7 @@ class Loss:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Channels:
+class ChannelMoments:
     """Means over a few samples, by channel of a tensor."""
 
     power: np.ndarray
@@ -156,7 +156,7 @@ class Watched:
         )
         return Loss(name, "", decibels(signal, noise)) if signal else None
 
-    def _channels(self, node: Node, qparams: QParams | None = None) -> Channels | None:
+    def _channels(self, node: Node, qparams: QParams | None = None) -> ChannelMoments | None:
         """Means of what a linear node reads, channel by channel, and what rounding shifts it by; None where it was not watched."""
         values = self.values.get(node.inputs[0], ())
         if not values or values[0].ndim < 2:
@@ -170,7 +170,7 @@ class Watched:
         def mean(fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
             return np.asarray(np.mean([fn(x).mean(rest, dtype=np.float64) for x in values], 0))
 
-        return Channels(
+        return ChannelMoments(
             power=mean(lambda x: np.square(x, dtype=np.float64)),
             shift=mean(lambda x: rounded(x, qparams) - x if static and qparams else np.zeros_like(x)),
         )

@@ -16,7 +16,7 @@ from jq.calibration.observed import focused_tensors
 from jq.calibration.observers import ErrorsBehind
 from jq.calibration.stats import Stats
 from jq.config import presets
-from jq.ops.activations import saturating_reader
+from jq.ops.saturating import saturating_reader
 from tests.passes.models import build, normal
 
 Function = Callable[[np.ndarray], np.ndarray]
