@@ -22,6 +22,7 @@ from jq.data.sources import readable_again
 from jq.errors import ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.lint import lint
+from jq.evidence.outputs import output_losses, warn_of_outputs
 from jq.evidence.report import Report, report_of
 from jq.exchange.export import Format, check_format, export
 from jq.graph import Graph
@@ -114,14 +115,19 @@ def quantize(
     metadata = _metadata(model, original, config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
+    watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
+    kept = output_losses(original, quantized, ready.data, config.seed) if watches else {}
+    warn_of_outputs(kept)
     chosen = {} if sigmoids is None else {"sigmoids": str(sigmoids)}
+    if kept:
+        chosen["outputs keep"] = ", ".join(f"{name} {sqnr:.1f} dB" for name, sqnr in kept.items())
     if ties := ties_of_outputs(graph, plan, stats):
         chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
     facts = (
         _facts(graph, config, stats, quantized, metadata) | chosen | {"seconds": f"{time.perf_counter() - start:.1f}"}
     )
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
-    report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params)
+    report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params, guard=made)
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats, made.mends)
 
 

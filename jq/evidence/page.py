@@ -56,6 +56,7 @@ def page(report: Report) -> str:
         f"<header><h1>{text(report.title)}</h1>{_listed(report.facts.items())}</header><main>",
         _overview(rows),
         _items("Before quantizing", [(f.severity, f"{f.severity}: {f.where}: {f.message}") for f in report.findings]),
+        _items("Mended by the guard", [("", str(mend)) for mend in report.guard]),
         _items("Moved for the NPU", [("", str(move)) for move in report.moves]),
         _table(columns, rows),
         *(_unmatched(model, names) for model, names in report.unmatched.items() if names),

@@ -21,6 +21,7 @@ from jq.graph import Graph
 from jq.npu.constraints import Move, errors_of
 from jq.plan import Plan, QParams
 from jq.plan.scales import channel_axes
+from jq.recovery.guard import Guarded, Mend
 from jq.util import files, markup
 
 _BINS = 64
@@ -85,11 +86,16 @@ class Report:
     moves: tuple[Move, ...]
     findings: tuple[Finding, ...]
     unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
+    guard: tuple[Mend, ...] = ()  # what rounding would have ruined, and what was done
 
     def summary(self, count: int = 10) -> str:
         """The facts, what constraints moved, and the worst tensors, as lines of text."""
         lines = [self.title, *(f"  {k}: {v}" for k, v in self.facts.items())]
         lines += [f"  only in the {model} model: {len(n)} tensors" for model, n in self.unmatched.items() if n]
+        if self.guard:
+            lines += ["mended by the guard:", *(f"  {m}" for m in self.guard[:count])]
+        if len(self.guard) > count:
+            lines.append(f"  and {len(self.guard) - count} more")
         if self.moves:
             lines += ["moved for the NPU:", *(f"  {m}" for m in self.moves[:count])]
         if len(self.moves) > count:
@@ -107,6 +113,7 @@ class Report:
                 "title": self.title,
                 "facts": dict(self.facts),
                 "tensors": [dataclasses.asdict(r) for r in self.rows],
+                "guard": [dataclasses.asdict(m) for m in self.guard],
                 "moves": [dataclasses.asdict(m) for m in self.moves],
                 "findings": [dataclasses.asdict(f) for f in self.findings],
                 "unmatched": {k: list(v) for k, v in self.unmatched.items()},
@@ -136,6 +143,7 @@ def report_of(
     findings: Sequence[Finding] = (),
     *,
     shipped: Mapping[str, Any] | None = None,
+    guard: Guarded | None = None,
 ) -> Report:
     """Return the report of a plan: the loss of each tensor, as far as calibration measured it.
 
@@ -153,6 +161,7 @@ def report_of(
     depths |= {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
     axes = channel_axes(graph)
     sqnr = {name: None if (lost := error(name)) is None else decibels(1, lost) for name in plan}
+    sqnr |= {name: loss for name, loss in (guard.losses if guard else {}).items() if sqnr.get(name, 0.0) is None}
     for name, array in tuned.items():
         before = graph.params[name].astype(np.float64)
         power, noise = (float(np.square(a).sum()) for a in (before, plan[name].given_back(array) - before))
@@ -162,7 +171,9 @@ def report_of(
         row = _row(name, final, plan, stats, axes.get(name))
         moved, reason = tuple(by_tensor.get(name, ())), "changed" if name in tuned else ""
         rows.append(dataclasses.replace(row, sqnr=sqnr[name], moves=moved, depth=depths.get(name), reason=reason))
-    return Report(title, dict(facts), worst_first(rows), tuple(moves), tuple(findings))
+    return Report(
+        title, dict(facts), worst_first(rows), tuple(moves), tuple(findings), guard=guard.mends if guard else ()
+    )
 
 
 def worst_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:

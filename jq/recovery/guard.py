@@ -71,6 +71,7 @@ class Guarded:
     plan: Plan
     moves: tuple[Move, ...]
     mends: tuple[Mend, ...] = ()
+    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # SQNR in dB of what is left, its worst part
 
 
 def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -> Guarded:
@@ -94,7 +95,7 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
     if (shift := _shift(watched, state)) is not None:
         settled.append(shift)
         state = dataclasses.replace(state, config=state.config.replace(finetune="bias"))
-    return dataclasses.replace(state, mends=tuple(settled))
+    return dataclasses.replace(state, mends=tuple(settled), losses={name: loss.sqnr for name, loss in left.items()})
 
 
 def _shift(watched: Watched, state: Guarded) -> Mend | None:

@@ -51,6 +51,7 @@ class Watched:
 
     graph: Graph
     values: Mapping[str, Sequence[np.ndarray]]
+    shapes: Mapping[str, Sequence[tuple[int, ...]]]  # as they are before elements are left out
 
     @classmethod
     def of(cls, graph: Graph, samples: Sequence[Sample]) -> Watched:
@@ -59,6 +60,7 @@ class Watched:
         made = [k for k in floats if k in graph.producer]
         whole = graph.replace(outputs=tuple(Value(k, np.dtype(np.float32)) for k in made))
         run, seen = onnxruntime_reading(remove_unused(whole)), dict[str, list[np.ndarray]]()
+        shapes: dict[str, list[tuple[int, ...]]] = {}
         steps: dict[str, tuple[int, int]] = {}
         for sample in samples:
             given = {v.name: sample[v.name] for v in graph.inputs}
@@ -67,7 +69,8 @@ class Watched:
                     axis, step = steps.setdefault(name, _step(graph, name, array.shape))
                     thin = array if step == 1 else array[(slice(None),) * axis + (slice(None, None, step),)].copy()
                     seen.setdefault(name, []).append(thin)
-        return cls(graph, seen)
+                    shapes.setdefault(name, []).append(array.shape)
+        return cls(graph, seen, shapes)
 
     def losses(self, plan: Plan) -> Iterator[Loss]:
         """Yield the loss of each tensor that a plan rounds to integers at a scale of its own."""
@@ -120,17 +123,19 @@ class Watched:
     ) -> Iterator[tuple[str, tuple[float, float]]]:
         """Yield signal and noise, as sums of squares, of each part of a tensor."""
         made = self.graph.producer.get(name)
+        if not x.size:
+            return
         if x.ndim and (soft := next(filter(is_softmax, readers), None)) is not None:
             axis = int(soft.attrs.get("axis", -1 if self.graph.opset() >= 13 else 1))
             yield "the scores that a Softmax tells apart", _of_scores(x, error, axis % x.ndim)
-        if made is not None and is_concat(made) and x.ndim:
+        known = self.shapes.keys() | self.graph.arrays.keys()
+        if made is not None and is_concat(made) and x.ndim and known.issuperset(made.inputs):
             axis, start = int(made.attrs["axis"]) % x.ndim, 0
             for operand in made.inputs:
-                size = (self.values[operand][number] if operand in self.values else self.graph.arrays[operand]).shape[
-                    axis
-                ]
-                where = (slice(None),) * axis + (slice(start, start + size),)
-                start += size
+                shape = (
+                    self.graph.arrays[operand].shape if operand in self.graph.arrays else self.shapes[operand][number]
+                )
+                where = (slice(None),) * axis + (slice(start, start := start + shape[axis]),)
                 yield f"operand {operand!r}", (_power(x[where]), _power(error[where]))
         signal = _power(x)
         if readers and all(adds(n) for n in readers):

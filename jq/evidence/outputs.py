@@ -1,0 +1,60 @@
+"""Are the outputs of a quantized model worth anything? Both models run in onnxruntime on a few samples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from jq.arithmetic.losses import decibels
+from jq.data.sources import open_source
+from jq.errors import ModelError
+from jq.graph import Graph
+from jq.readings.runtime import onnxruntime_reading
+from jq.util.progress import log
+
+_SAMPLES = 4
+_WORTHLESS = 6.0  # dB: a detector that finds nothing keeps 0, classifiers within a point of float keep 12 and more
+
+
+def output_losses(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> dict[str, float]:
+    """Return the SQNR in dB of each output of floats; none where onnxruntime does not run one of the models."""
+    samples = list(itertools.islice(open_source(data, original.inputs, seed=seed).samples(), _SAMPLES))
+    try:
+        readings = [onnxruntime_reading(model) for model in (original, quantized)]
+        pairs = [[run(sample) for run in readings] for sample in samples]
+    except ModelError as error:
+        log.info("outputs are not compared: %s", error)
+        return {}
+    powers: dict[str, np.ndarray] = {}
+    for x, y in pairs:
+        for name in x.keys() & y.keys():
+            if x[name].dtype == np.float32 and x[name].shape == y[name].shape:
+                powers[name] = powers.get(name, 0) + np.array(_powers(x[name], y[name]))
+    return {v.name: _kept(*powers[v.name]) for v in original.outputs if v.name in powers}
+
+
+def _powers(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Signal and noise where the float output is finite."""
+    x, y = (v[np.isfinite(x)].astype(np.float64) for v in (x, y))
+    return float(np.square(x).sum()), float(np.square(x - y).sum())
+
+
+def _kept(signal: float, noise: float) -> float:
+    return decibels(signal, noise) if math.isfinite(noise) else -math.inf
+
+
+def warn_of_outputs(kept: Mapping[str, float]) -> None:
+    """Warn of outputs of which quantization leaves little or nothing, with ways out."""
+    lost = [f"{name!r} {sqnr:.1f} dB" for name, sqnr in kept.items() if sqnr < _WORTHLESS]
+    if lost:
+        text = "on calibration data, quantization leaves little of the output "
+        ways = (
+            "finetune (XINT8_ADAROUND), more bits (A8W8, A16W8), or `jq-quant compare` for the tensors that lose most"
+        )
+        warnings.warn(f"{text}{', '.join(lost)}: expect a result without worth; try {ways}", stacklevel=3)
