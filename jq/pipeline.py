@@ -22,7 +22,7 @@ from jq.data.sources import readable_again
 from jq.errors import ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.lint import lint
-from jq.evidence.outputs import output_losses, warn_of_outputs
+from jq.evidence.outputs import output_error, output_losses, warn_of_outputs
 from jq.evidence.report import Report, report_of
 from jq.exchange.export import Format, check_format, export
 from jq.graph import Graph
@@ -99,7 +99,7 @@ def quantize(
     for sentence in left_to_host(ready.graph, ready.guarded.plan, ready.stats, selected(ready.graph, config)):
         log.warning(sentence)
     if not config.finetune:
-        ready = corrected(ready)
+        ready = _shifts_mended(ready, corrected(ready), original)
     graph, stats, made = ready.graph, ready.stats, ready.guarded
     plan = made.plan
     warn_of_mends(made)
@@ -112,7 +112,7 @@ def quantize(
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
     sigmoids = sigmoid_choice(graph, stats, config, plan.nodes)
     log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
-    metadata = _metadata(model, original, config)
+    metadata = _metadata(model, original, made.config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
     watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
@@ -166,6 +166,20 @@ def corrected(ready: Calibrated) -> Calibrated:
     log.info("biases corrected")
     plan, moves = plan_and_moves(graph, ready.stats, made.config)
     return dataclasses.replace(ready, graph=graph, guarded=dataclasses.replace(made, plan=plan, moves=moves))
+
+
+def _shifts_mended(ready: Calibrated, plain: Calibrated, original: Graph) -> Calibrated:
+    """Return the better of two, by the outputs: biases corrected, or, where the guard proposes that, fitted."""
+    made = ready.guarded
+    if made.shift is None:
+        return plain
+    config = made.config.replace(finetune="bias")
+    params, plan = finetune(ready.graph, made.plan, ready.data, config)
+    guard = dataclasses.replace(made, plan=plan, config=config, mends=(*made.mends, made.shift))
+    fitted = Calibrated(ready.graph.with_arrays({**ready.graph.arrays, **params}), ready.stats, ready.data, guard)
+    errors = [output_error(original, export(c.graph, c.guarded.plan), ready.data, config.seed) for c in (plain, fitted)]
+    log.info("biases: error of the outputs %.3g corrected, %.3g fitted", *errors)
+    return fitted if errors[1] < errors[0] else plain
 
 
 def refuse_quantized(graph: Graph) -> None:

@@ -7,7 +7,7 @@ is below the bound that the config states is mended, the smallest change first:
     no constraint   where a tensor was ruined by a move that a node's shifts asked for, that node runs in float:
                     what it makes is not rounded, so that nothing has to be aligned there;
     float           a tensor that its own rounding ruins is not rounded, nor are those that hold the same values;
-    biases          where rounding shifts the means of what layers give, their biases are fitted, layer by layer.
+    biases          where rounding shifts the means of what layers give, biases are fitted layer by layer, if that is better.
 
 Each round plans anew, as what is mended in one place changes what constraints ask for in others. The result is a
 config, plain data: with it, and without the guard, the same plan comes about.
@@ -65,12 +65,16 @@ class Mend:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guarded:
-    """A config with what the guard changed, the plan that it gives, and why."""
+    """A config with what the guard changed, the plan that it gives, and why.
+
+    `shift` is a proposal: biases are fitted only if the outputs gain by it, which the pipeline measures.
+    """
 
     config: QuantConfig
     plan: Plan
     moves: tuple[Move, ...]
     mends: tuple[Mend, ...] = ()
+    shift: Mend | None = None
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # SQNR in dB of what is left, its worst part
 
 
@@ -92,10 +96,8 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
         state = Guarded(changed, *plan_and_moves(graph, stats, changed))
     left = {loss.tensor: loss for loss in watched.losses(state.plan)}
     settled = [dataclasses.replace(m, after=left[m.tensor].sqnr if m.tensor in left else None) for m in mends.values()]
-    if (shift := _shift(watched, state)) is not None:
-        settled.append(shift)
-        state = dataclasses.replace(state, config=state.config.replace(finetune="bias"))
-    return dataclasses.replace(state, mends=tuple(settled), losses={name: loss.sqnr for name, loss in left.items()})
+    losses = {name: loss.sqnr for name, loss in left.items()}
+    return dataclasses.replace(state, mends=tuple(settled), losses=losses, shift=_shift(watched, state))
 
 
 def _shift(watched: Watched, state: Guarded) -> Mend | None:

@@ -20,6 +20,7 @@ from jq.graph import Graph, Node, Value
 from jq.graph.unused import remove_unused
 from jq.ops.kinds import adds, is_concat, is_softmax
 from jq.ops.linear import linear_layer
+from jq.ops.saturating import SATURATING, saturating_reader
 from jq.plan import Plan, QParams
 from jq.readings.runtime import onnxruntime_reading
 
@@ -108,8 +109,9 @@ class Watched:
         readers = self.graph.consumers.get(name, ())
         worst = Loss(name, "", np.inf)
         totals: dict[str, np.ndarray] = {}
+        seen = saturating_reader(self.graph, name)
         for number, x in enumerate(self.values[name]):
-            error = rounded(x, qparams) - x
+            x, error = _behind(seen, x, rounded(x, qparams))
             for part, (signal, noise) in self._parts(name, x, error, readers, number):
                 totals[part] = totals.get(part, 0) + np.array([signal, noise])
         for part, (signal, noise) in totals.items():
@@ -192,6 +194,14 @@ def rounded(x: np.ndarray, qparams: QParams) -> np.ndarray:
         for v in (qparams.scale, qparams.zero_point)
     )
     return (np.clip(np.rint(x / scale), qparams.grid.qmin - zero, qparams.grid.qmax - zero) * scale).astype(np.float32)
+
+
+def _behind(reader: tuple[str, bool] | None, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A tensor and its error, of what a function that saturates makes of it, if that alone reads it."""
+    if reader is not None:
+        function, gates = reader
+        x, y = (np.asarray(SATURATING[function](v)) * (v if gates else np.float32(1)) for v in (x, y))
+    return x, y - x
 
 
 def _power(x: np.ndarray) -> float:

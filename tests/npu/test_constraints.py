@@ -554,7 +554,7 @@ def test_where_either_is_lost_a_constant_gives_way():
     """Without statistics all of both is lost, whichever moves."""
     graph = jq.load(built([node("Add", ["e", "x"], ["y"])], [4, 8], ["y"], {"e": np.float32(1e-9)}))
     for position in (20, 40):
-        plan = plan_of(graph, {"x": 3, "e": position})
+        plan = plan_of(graph, {"x": 3, "e": position, "y": 3})
         assert set(moved(plan, constrain(graph, plan, None, XINT8)[0])) == {"e"}
 
 

@@ -113,9 +113,10 @@ def _wave(dims: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
     over = tuple(dims[a] for a in axes)
     count = np.arange(math.prod(over))
     values = np.where(count % 2, -1, 1) * (1 + 0.5 * (count * 0.618 % 1))
-    rest = tuple(n for a, n in enumerate(dims) if a not in axes)
+    others = tuple(a for a in range(len(dims)) if a not in axes)
+    rest = tuple(dims[a] for a in others)
     rows = 1 + 0.1 * (np.arange(math.prod(rest)) % 7)
-    return np.moveaxis((rows[:, None] * values).reshape(rest + over), range(len(rest), len(dims)), axes)
+    return (rows[:, None] * values).reshape(rest + over).transpose(np.argsort(others + axes))
 
 
 def _normal(x: np.ndarray, axes: tuple[int, ...], centred: bool, epsilon: float) -> np.ndarray:
