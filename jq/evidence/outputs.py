@@ -59,7 +59,8 @@ def _pairs(
         return
     for x, y in pairs:
         for name in x.keys() & y.keys():
-            if x[name].dtype == np.float32 and x[name].shape == y[name].shape:
+            tensors = isinstance(x[name], np.ndarray) and isinstance(y[name], np.ndarray)
+            if tensors and x[name].dtype == np.float32 and x[name].shape == y[name].shape:
                 yield name, x[name], y[name]
 
 

@@ -304,7 +304,7 @@ def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path,
     output = str(tmp_path / "model.onnx")
     code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", output, "--json")
     assert (code, err) == (0, "")
-    assert {"title", "facts", "tensors", "moves", "findings", "unmatched"} == json.loads(out).keys()
+    assert {"title", "facts", "tensors", "guard", "moves", "findings", "unmatched"} == json.loads(out).keys()
 
 
 @pytest.mark.parametrize("folder", [".", "/"])
