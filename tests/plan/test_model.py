@@ -44,3 +44,8 @@ def test_codes_of_another_type_are_refused():
     ):
         with pytest.raises(ValueError, match="needs codes of that type"):
             QTensor(codes, QParams(one.scale, one.zero_point, grid))
+
+
+def test_a_weight_of_no_dims_comes_back_in_numpy_and_in_64_bits():
+    given = QParams(np.float32(0.5), np.int32(0), INT8).given_back(np.float32(1.2))
+    assert isinstance(given, (np.ndarray, np.generic)) and given.dtype == np.float64 and given == 1
