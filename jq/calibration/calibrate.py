@@ -43,6 +43,7 @@ from jq.data.sources import fingerprint, open_source
 from jq.data.stream import Batch, Stream, local_mesh, narrow
 from jq.errors import DataError
 from jq.graph import Graph
+from jq.readings.data_shapes import traceable
 from jq.readings.packing import pack
 from jq.readings.tracing import trace
 from jq.util.digest import digest
@@ -76,7 +77,7 @@ def calibrate(
     >>> jq.calibrate(graph, images[:16])
     Stats(26 tensors, 16 samples, method='minmse', observers=['means', 'ties', 'errors'])
     """
-    config = resolve(config)
+    config, graph = resolve(config), traceable(graph)
     source = open_source(data, graph.inputs, seed=config.seed)
     outputs = tuple(v.name for v in graph.outputs)
     focused = focused_tensors(graph, config)

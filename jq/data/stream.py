@@ -104,7 +104,11 @@ class Stream:
             for batch in stream:
                 for name, value in self.known.items():
                     if not (batch.inputs[name] == value).all():
-                        raise DataError(f"input {name!r} decides shapes, so all samples must have the value {value}")
+                        shown = np.array2string(value, threshold=8, separator=", ").replace("\n", "")
+                        raise DataError(
+                            f"input {name!r} decides shapes, so all samples must have the value {shown} of the first; "
+                            "group the samples by it, or give one sample"
+                        )
                 yield batch
                 none = False
             if none:

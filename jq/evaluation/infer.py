@@ -110,8 +110,9 @@ def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
     if reading == "jq":
         import jax
 
-        fn, params = jax.jit(trace(graph)), pack(graph)
-        return lambda sample: fn(params, sample)
+        fn, params = trace(graph), pack(graph)
+        run = fn if fn.static_inputs else jax.jit(fn)
+        return lambda sample: run(params, sample)
     return load_chip(graph, reading)
 
 

@@ -35,6 +35,7 @@ from jq.graph.read import ModelLike, load
 from jq.npu.constraints import violations
 from jq.passes import simplify
 from jq.plan import Plan, QParams
+from jq.readings.data_shapes import traceable
 from jq.readings.fake import fake_quant
 from jq.readings.integer.recognition import rounded_grid
 from jq.readings.packing import pack
@@ -72,7 +73,7 @@ class Pair:
     @classmethod
     def of(cls, model: ModelLike, quantized: ModelLike) -> Pair:
         """The pair of two models, which must have the same inputs."""
-        one, other = (split_quantizers(m if isinstance(m, Graph) else load(m)) for m in (model, quantized))
+        one, other = (_floats_and_plan(m) for m in (model, quantized))
         ours, theirs = ({v.name: v.dtype for v in g.inputs} for g in (one[0], other[0]))
         if ours != theirs:
             raise ModelError(
@@ -129,6 +130,11 @@ class Tensor:
     depth: int  # its place in the order of the quantized model
     qparams: QParams | None  # how the quantized model rounds it
     coded: bool  # whether the quantized model has the codes
+
+
+def _floats_and_plan(model: ModelLike) -> tuple[Graph, Plan]:
+    graph, plan = split_quantizers(model if isinstance(model, Graph) else load(model))
+    return traceable(graph), plan
 
 
 def tried(qparams: QParams | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from jq.config import QuantConfig
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph, Node
 from jq.plan.heads import Head, heads
+from jq.readings.data_shapes import untraceable
 
 
 def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
@@ -23,7 +24,8 @@ def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
         inside = _between(graph, _named(graph, starts), _named(graph, ends))
         nodes = [n for n in nodes if n not in inside]
     decoding = {n for head in float_heads(graph, config) for n in head.nodes}
-    return frozenset(n.outputs[0] for n in nodes if n.outputs and n not in decoding)
+    apart = decoding.union(untraceable(graph))
+    return frozenset(n.outputs[0] for n in nodes if n.outputs and n not in apart)
 
 
 def float_heads(graph: Graph, config: QuantConfig) -> tuple[Head, ...]:

@@ -32,6 +32,7 @@ from jq.graph import Graph, Node
 from jq.graph.edit import fresh, reading
 from jq.ops.linear import is_linear, linear_layer
 from jq.plan import Plan, QParams
+from jq.readings.data_shapes import traceable
 from jq.readings.fake import fake_quant
 from jq.readings.packing import pack
 
@@ -60,6 +61,7 @@ def shifts_of_tails(graph: Graph, plan: Plan, stats: Stats, data: Any, config: Q
 
     The data are read once more, as far as means need, where there is such an input.
     """
+    graph = traceable(graph)
     both, rounded, twins = _between_layers(graph, plan)
     tails = [t for t in linear_inputs(graph) if t in twins and _has_tail(plan, stats, t)]
     if not tails:

@@ -28,6 +28,7 @@ from jq.npu.constraints import moving_together, violations
 from jq.ops.linear import bias_of
 from jq.plan import Plan, QParams
 from jq.plan.planning import with_product_scales
+from jq.readings.data_shapes import traceable
 from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Change, Progress
@@ -75,7 +76,7 @@ def finetune(
         return time_budget is None or time.perf_counter() - start < time_budget
 
     check_tunable(config, plan, roundings)
-    data = readable_again(data, graph.inputs, config.seed)
+    graph, data = traceable(graph), readable_again(data, graph.inputs, config.seed)
     params = dict(graph.params) | dict(params or {})
     with contextlib.ExitStack() as stack:
         folder = None

@@ -26,6 +26,7 @@ from jq.errors import ConfigError, ModelError, check_choice, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
+from jq.readings.data_shapes import traceable
 from jq.readings.tracing import trace
 from jq.research.losses import CURVED, Loss, losses, probe, scores
 from jq.research.streaming import packed, streamed
@@ -102,6 +103,7 @@ def fisher(
     """
     check_choice("loss", loss, CURVED)
     check_probes(probes)
+    graph = traceable(graph)
     stream = streamed(graph, open_source(data, graph.inputs, seed=seed), 8, mesh)
     fn, read = trace(graph), scores(graph)
     shapes = _shapes(graph, stream, tensors)
@@ -154,6 +156,7 @@ def hessian_trace(
     """
     check_choice("loss", loss, CURVED)
     check_probes(probes)
+    graph = traceable(graph)
     source = open_source(data, graph.inputs, seed=seed)
     stream = streamed(graph, source, 4, mesh)
     fn, read = trace(graph), scores(graph)

@@ -18,6 +18,7 @@ from jq.config import QuantConfig, resolve
 from jq.errors import ConfigError, ModelError, check_choice
 from jq.graph import Graph
 from jq.plan import Plan
+from jq.readings.data_shapes import traceable
 from jq.research.descent import Moves, Step, Way, descend
 from jq.research.segments import Loss, Segments, blocks_of
 from jq.research.sequential import in_turn
@@ -87,7 +88,7 @@ def search_exponents(
     >>> search.after <= search.before
     True
     """
-    config = resolve(config)
+    config, graph = resolve(config), traceable(graph)
     check_choice("method", method, get_args(Method))
     check_choice("loss", loss, get_args(Loss))
     if width < 1 or sweeps < 1:

@@ -20,6 +20,7 @@ from jq.evidence.plots import ranking_plot
 from jq.graph import Graph, Node
 from jq.plan import Plan
 from jq.plan.placement import absorbed
+from jq.readings.data_shapes import traceable
 from jq.readings.fake import as_planned
 from jq.research.curvature import estimate
 from jq.research.lanes import Lanes
@@ -150,7 +151,7 @@ def sensitivity(
     if screen is not None:
         _check_screen(screen, loss, mode)
     plan = plan.replace(dict.fromkeys({"activations": plan.weights, "weights": plan.activations, "both": {}}[kind]))
-    graph = as_planned(graph, plan)
+    graph = traceable(as_planned(graph, plan))
     named = grouped(graph, plan, by)
     data = data if screen is None else readable_again(data, graph.inputs, seed)
     source = open_source(data, graph.inputs, seed=seed).limited(limit)

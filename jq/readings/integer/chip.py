@@ -22,6 +22,7 @@ from jq.graph.unused import remove_unused
 from jq.npu.targets import ORT, Target, target_of
 from jq.ops.table import lookup
 from jq.readings.batches import chunked
+from jq.readings.data_shapes import finished, parted
 from jq.readings.integer.explain import Explained, Log
 from jq.readings.integer.reading import Reading, centred
 from jq.readings.integer.recognition import recognize
@@ -61,7 +62,8 @@ def load(
             "or run it with jq.trace"
         )
     cache.enable()
-    return Chip(whole, Reading(program, chip, lowering or best_lowering()))
+    front, behind = parted(program)
+    return Chip(whole, Reading(front, chip, lowering or best_lowering()), behind)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +72,7 @@ class Chip:
 
     graph: Graph  # as it was loaded
     reading: Reading
+    behind: tuple[Node, ...] = ()  # nodes from where values of the data decide shapes: in float, on the host
 
     @property
     def target(self) -> Target:
@@ -79,14 +82,15 @@ class Chip:
     def trace(self) -> tuple[Program, dict[str, Any]]:
         """Return the integer program `fn(params, inputs) -> outputs` and its params, to jit, vmap or shard.
 
-        Inputs and outputs are the model's; in between there are integers, but for what `floats` lists. The params are
-        the integers of the weights, in the order in which convolutions read them.
+        Inputs and outputs are the model's; in between there are integers, but for what `floats` lists. Where values of the
+        data decide shapes, the program ends there. The params are the integers of the weights, in the order in which
+        convolutions read them.
         """
         return (lambda params, inputs: self.reading.run(params, inputs).outputs), self.params
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The model's outputs."""
-        return self._run(self.params, self.checked(inputs))
+        return self._finished(inputs, self._run(self.params, self.checked(inputs)))
 
     def codes(self, inputs: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The integers of every quantized tensor, by the name that they have in the model, as the model stores them.
@@ -98,7 +102,11 @@ class Chip:
 
     def explain(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Log]:
         """The model's outputs, and a log that counts for each rounding its ties, saturations and differences."""
-        return self._explained.run(self.params, self.checked(inputs))
+        outputs, log = self._explained.run(self.params, self.checked(inputs))
+        return self._finished(inputs, outputs), log
+
+    def _finished(self, inputs: Mapping[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        return finished(self.graph, self.behind, {**inputs, **made}) if self.behind else made
 
     @functools.cached_property
     def _explained(self) -> Explained:
@@ -137,7 +145,7 @@ class Chip:
         """Whether the model takes any number of samples, which it treats apart."""
         values = [*self.graph.inputs, *self.graph.outputs]
         dims = {v.shape[0] if v.shape else None for v in values}
-        return len(dims) == 1 and all(isinstance(d, str) for d in dims)
+        return not self.behind and len(dims) == 1 and all(isinstance(d, str) for d in dims)
 
     @functools.cached_property
     def _codes(self) -> Callable[..., dict[str, Any]]:

@@ -38,6 +38,7 @@ from typing import Any
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
+from jq.readings.data_shapes import traceable
 from jq.recovery.equalization.channels import Channels, measure
 from jq.recovery.equalization.factors import choose, optimize
 from jq.recovery.equalization.groups import find_groups, scaled
@@ -72,6 +73,7 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
 
 def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | None:
     """Return the noise that rounding adds to the outputs, as a function of factors; None where there is no choice."""
+    graph = traceable(graph)
     groups = find_groups(graph, clips=data is not None)
     if groups.count == 1 or not groups.layers:
         return None
