@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from jq.plan.forms import sigmoid_choice
 from jq.plan.outputs import left_to_host, ties_of_outputs
 from jq.plan.planning import check_weights, plan_and_moves
 from jq.plan.selection import float_heads, selected
+from jq.readings.data_shapes import untraceable
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
@@ -92,40 +93,27 @@ def quantize(
     original = model if isinstance(model, Graph) else load(model)
     ready = calibrated(original, data, config, mesh)
     config = ready.guarded.config
-    if left := float_heads(ready.graph, config):
-        nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
-        text = "left in float: %d nodes that decode boxes and scores, behind %d tensors (%r to %r); head='int8' quantizes them"
-        log.warning(text, len(nodes), len(entries), nodes[0].label, nodes[-1].label)
-    for sentence in left_to_host(ready.graph, ready.guarded.plan, ready.stats, selected(ready.graph, config)):
-        log.warning(sentence)
+    for sentence in _left_in_float(ready, config):
+        log.warning("%s", sentence)
     if not config.finetune:
         ready = _shifts_mended(ready, corrected(ready), original)
     graph, stats, made = ready.graph, ready.stats, ready.guarded
-    plan = made.plan
     warn_of_mends(made)
-    params = graph.params
+    params, plan = graph.params, made.plan
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
         params, plan = finetune(graph, plan, ready.data, config, roundings=roundings, **limits)
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
-    sigmoids = sigmoid_choice(graph, stats, config, plan.nodes)
-    log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
     metadata = _metadata(model, original, made.config)
     quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
     log.info("exported as %s", format)
     watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
     kept = output_losses(original, quantized, ready.data, config.seed) if watches else {}
     warn_of_outputs(kept)
-    chosen = {} if sigmoids is None else {"sigmoids": str(sigmoids)}
-    if kept:
-        chosen["outputs keep"] = ", ".join(f"{name} {sqnr:.1f} dB" for name, sqnr in kept.items())
-    if ties := ties_of_outputs(graph, plan, stats):
-        chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
-    facts = (
-        _facts(graph, config, stats, quantized, metadata) | chosen | {"seconds": f"{time.perf_counter() - start:.1f}"}
-    )
+    facts = _facts(graph, config, stats, quantized, metadata) | _choices(ready, config, plan, kept)
+    facts |= {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params, guard=made)
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats, made.mends)
@@ -182,6 +170,20 @@ def _shifts_mended(ready: Calibrated, plain: Calibrated, original: Graph) -> Cal
     return fitted if errors[1] < errors[0] else plain
 
 
+def _left_in_float(ready: Calibrated, config: QuantConfig) -> Iterator[str]:
+    """Yield a sentence for each part of the network that could be quantized and is not."""
+    if left := float_heads(ready.graph, config):
+        nodes, entries = [n for head in left for n in head.nodes], [e for head in left for e in head.entries]
+        yield (
+            f"left in float: {len(nodes)} nodes that decode boxes and scores, behind {len(entries)} tensors "
+            f"({nodes[0].label!r} to {nodes[-1].label!r}); head='int8' quantizes them"
+        )
+    heads = {n for head in left for n in head.nodes}
+    if behind := [n for n in untraceable(ready.graph) if n not in heads]:
+        yield f"left in float: {len(behind)} nodes from {behind[0].label!r} on, where values of the data decide shapes"
+    yield from left_to_host(ready.graph, ready.guarded.plan, ready.stats, selected(ready.graph, config))
+
+
 def refuse_quantized(graph: Graph) -> None:
     """Raise a ModelError for a model that is quantized already."""
     node = next(filter(is_quantized, graph.walk()), None)
@@ -229,6 +231,20 @@ def _facts(
         "jq": metadata["jq.version"],
         "seed": metadata["jq.seed"],
     }
+
+
+def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, kept: Mapping[str, float]) -> dict[str, str]:
+    """The facts of a report about what was chosen for this network, and what its outputs keep."""
+    chosen = {}
+    sigmoids = sigmoid_choice(ready.graph, ready.stats, config, plan.nodes)
+    log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
+    if sigmoids is not None:
+        chosen["sigmoids"] = str(sigmoids)
+    if kept:
+        chosen["outputs keep"] = ", ".join(f"{name} {sqnr:.1f} dB" for name, sqnr in kept.items())
+    if ties := ties_of_outputs(ready.graph, plan, ready.stats):
+        chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
+    return chosen
 
 
 def _preset_name(config: QuantConfig) -> str:

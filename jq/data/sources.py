@@ -32,6 +32,7 @@ Item = TypeVar("Item")
 
 RANDOM_SAMPLES = 16
 _READERS = min(4, os.cpu_count() or 1)  # threads that read the files of a folder
+_JUDGED = 8  # samples on which the guard judges tensors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +120,12 @@ def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
     """Return data that can be read more than once: what was given, or else a list of all that it holds."""
     source = open_source(data, inputs, seed=seed)
     return data if source.again else list(source.samples())
+
+
+def judged_samples(data: Any, inputs: Sequence[Value], seed: int = 0, *, models: int = 1) -> list[Sample]:
+    """Return the first samples, on which a plan is judged: fewer where several models run on them."""
+    source = open_source(data, inputs, seed=seed)
+    return list(itertools.islice(source.samples(), _JUDGED // models))
 
 
 def fingerprint(source: Source) -> str:

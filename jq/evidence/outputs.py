@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,12 @@ import numpy as np
 from onnx import ModelProto
 
 from jq.arithmetic.losses import decibels
-from jq.data.sources import open_source
+from jq.data.sources import judged_samples
 from jq.errors import ModelError
 from jq.graph import Graph
 from jq.readings.runtime import onnxruntime_reading
 from jq.util.progress import log
 
-_SAMPLES = 4
 _WORTHLESS = 6.0  # dB: a detector that finds nothing keeps 0, classifiers within a point of float keep 12 and more
 
 
@@ -50,7 +48,7 @@ def _pairs(
     original: Graph, quantized: ModelProto, data: Any, seed: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield outputs of floats as both models give them, by name and sample; none where one of them does not run."""
-    samples = list(itertools.islice(open_source(data, original.inputs, seed=seed).samples(), _SAMPLES))
+    samples = judged_samples(data, original.inputs, seed, models=2)
     try:
         readings = [onnxruntime_reading(model) for model in (original, quantized)]
         pairs = [[run(sample) for run in readings] for sample in samples]

@@ -83,9 +83,24 @@ class QParams:
         array([  1., -64.])
         """
         array = np.asarray(array, np.float32)
-        if not isinstance(self.grid, Integer) or self.axis is not None:
+        if not isinstance(self.grid, Integer):
             return np.asarray(self.fake_quant(array), np.float64)
+        if self.axis is not None:
+            return self.on_host(array).astype(np.float64)
         return QTensor(self.stored(array), self).value(np.float64)
+
+    def on_host(self, x: np.ndarray) -> np.ndarray:
+        """`fake_quant` to integers in numpy, bit for bit: for arrays of many shapes, as nothing is compiled for each.
+
+        >>> from jq.arithmetic.formats import INT8
+        >>> QParams(np.float32(0.25), np.int32(0), INT8).on_host(np.float32([0.3, 99]))
+        array([ 0.25, 31.75], dtype=float32)
+        """
+        assert isinstance(self.grid, Integer)
+        parameters = self.scale if self.coded is None else self.coded, self.scale, self.zero_point
+        coded, scale, zero = (self._along(np.asarray(v), x, None) for v in parameters)
+        steps = np.clip(np.rint(x / coded), self.grid.qmin - zero, self.grid.qmax - zero)
+        return (steps * scale).astype(np.float32)
 
     def fake_quant(self, x: Array, axis: int | None = None) -> Array:
         """x quantized and dequantized, with a straight-through gradient.

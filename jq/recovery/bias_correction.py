@@ -30,7 +30,7 @@ from jq.data.sources import open_source
 from jq.data.stream import Stream
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh, reading
-from jq.ops.linear import is_linear, linear_layer
+from jq.ops.linear import LinearLayer, is_linear, linear_layer
 from jq.plan import Plan, QParams
 from jq.readings.data_shapes import traceable
 from jq.readings.fake import fake_quant
@@ -134,5 +134,10 @@ def output_shift(
     rounded = plan.weights[layer.weight].given_back(array)
     shift = layer.of_means(rounded - array.astype(np.float64), mean)
     if shifts and x in shifts:
-        shift = shift + layer.of_means(rounded.astype(np.float64), shifts[x])
+        shift = shift + shift_through(layer, plan, array, shifts[x])
     return shift if graph.params[layer.bias].shape in (shift.shape, (1, *shift.shape)) else None
+
+
+def shift_through(layer: LinearLayer, plan: Plan, weight: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """The mean that a shift of its input's channels adds to each output channel of a layer: Q(W) E[x' - x]."""
+    return layer.of_means(plan.weights[layer.weight].given_back(weight), shift)

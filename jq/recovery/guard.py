@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from jq.arithmetic.formats import Integer
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig
-from jq.data.sources import open_source
+from jq.data.sources import judged_samples
 from jq.errors import ModelError
 from jq.graph import Graph
 from jq.npu.constraints import Move
@@ -36,7 +35,6 @@ from jq.plan.scales import channel_axes
 from jq.recovery.rounding_losses import Loss, Watched
 from jq.util.progress import log
 
-_SAMPLES = 8
 _BIT = 6.02  # dB
 _LESS = 8.0  # dB below the bound, for operands of a Concat, and for weights, where floats cost most
 _SHIFT = 16.0  # dB above the bound, for the means of a layer's channels: shifts add up, where rounding averages out
@@ -124,9 +122,8 @@ def warn_of_mends(made: Guarded) -> None:
 
 
 def _watched(graph: Graph, config: QuantConfig, data: Any) -> Watched | None:
-    samples = list(itertools.islice(open_source(data, graph.inputs, seed=config.seed).samples(), _SAMPLES))
     try:
-        return Watched.of(graph, samples)
+        return Watched.of(graph, judged_samples(data, graph.inputs, config.seed))
     except ModelError as error:
         warnings.warn(f"no tensor is guarded, as onnxruntime does not compute the float model: {error}", stacklevel=4)
         return None

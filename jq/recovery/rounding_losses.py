@@ -23,6 +23,7 @@ from jq.ops.linear import linear_layer
 from jq.ops.saturating import SATURATING, saturating_reader
 from jq.plan import Plan, QParams
 from jq.readings.runtime import onnxruntime_reading
+from jq.recovery.bias_correction import shift_through
 
 _ELEMENTS = 1 << 16  # of a tensor that are kept of a sample
 _HIDDEN = 30.0  # below the largest of a row, a softmax gives less than 1e-13
@@ -88,9 +89,8 @@ class Watched:
     def shifts(self, plan: Plan) -> Iterator[tuple[Node, float]]:
         """Yield each layer with a bias, and how far, in dB, what its input's rounding shifts its means by is below its output.
 
-        Rounding W and x shifts the output by (Q(W) - W) E[x], which bias correction takes back, and Q(W) E[Q(x) - x]:
-        little in most networks, but where many values lie within half a step of zero, as behind HardSwish, Swish and
-        GELU, all of these are rounded to one side.
+        Bias correction takes back (Q(W) - W) E[x] and, of Q(W) E[Q(x) - x], what negative tails cause, measured through all
+        that lies between two layers. Here x is rounded alone, on few samples: enough to tell whether biases must be fitted.
         """
         for node in self.graph.nodes:
             layer = linear_layer(self.graph, node)
@@ -100,7 +100,7 @@ class Watched:
             by_output = layer.unfolded(weight)
             if by_output is None or seen is None or len(seen.power) != int(by_output.reads.max()) + 1:
                 continue
-            shift = layer.of_means(plan.weights[layer.weight].given_back(weight), seen.shift)
+            shift = shift_through(layer, plan, weight, seen.shift)
             power = (np.square(by_output.weight, dtype=np.float64).sum(-1) * seen.power[by_output.reads]).sum()
             if power and np.isfinite(shift).all():
                 yield node, decibels(float(power), float(np.square(shift).sum()))
@@ -111,7 +111,7 @@ class Watched:
         totals: dict[str, np.ndarray] = {}
         seen = saturating_reader(self.graph, name)
         for number, x in enumerate(self.values[name]):
-            x, error = _behind(seen, x, rounded(x, qparams))
+            x, error = _behind(seen, x, qparams.on_host(x))
             for part, (signal, noise) in self._parts(name, x, error, readers, number):
                 totals[part] = totals.get(part, 0) + np.array([signal, noise])
         for part, (signal, noise) in totals.items():
@@ -156,7 +156,7 @@ class Watched:
         if channels is None or len(channels.power) != int(by_output.reads.max()) + 1:
             return None
         power = channels.power
-        lost = layer.unfolded(rounded(weight, qparams) - weight)
+        lost = layer.unfolded(qparams.on_host(weight) - weight)
         assert lost is not None
         signal, noise = (
             float((np.square(w).sum(-1) * power[by_output.reads]).sum()) for w in (by_output.weight, lost.weight)
@@ -179,21 +179,8 @@ class Watched:
 
         return ChannelMoments(
             power=mean(lambda x: np.square(x, dtype=np.float64)),
-            shift=mean(lambda x: rounded(x, qparams) - x if static and qparams else np.zeros_like(x)),
+            shift=mean(lambda x: qparams.on_host(x) - x if static and qparams else np.zeros_like(x)),
         )
-
-
-def rounded(x: np.ndarray, qparams: QParams) -> np.ndarray:
-    """Return an array as the codes of an integer grid give it back, in float32."""
-    assert isinstance(qparams.grid, Integer)
-    shape = [1] * x.ndim
-    if qparams.axis is not None:
-        shape[qparams.axis] = -1
-    scale, zero = (
-        np.asarray(v).reshape(shape) if qparams.axis is not None else np.asarray(v)
-        for v in (qparams.scale, qparams.zero_point)
-    )
-    return (np.clip(np.rint(x / scale), qparams.grid.qmin - zero, qparams.grid.qmax - zero) * scale).astype(np.float32)
 
 
 def _behind(reader: tuple[str, bool] | None, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

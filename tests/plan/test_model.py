@@ -34,6 +34,15 @@ def test_values_are_those_of_dequantize_linear(grid: Integer, axis):
     np.testing.assert_array_equal(tensor.qparams.stored(tensor.value()), codes)
 
 
+@pytest.mark.parametrize("axis", [None, 1])
+def test_rounding_on_the_host_is_that_of_the_compiled_program(axis):
+    rng = np.random.default_rng(0)
+    shape = () if axis is None else (4,)
+    qparams = QParams(rng.uniform(1e-3, 1, shape).astype(np.float32), np.full(shape, 99, np.int32), UINT8, axis)
+    x = (rng.normal(size=(3, 4, 500)) * 50).astype(np.float32)
+    np.testing.assert_array_equal(qparams.on_host(x), np.asarray(qparams.fake_quant(x)))
+
+
 def test_codes_of_another_type_are_refused():
     one = QParams(np.float32(1), np.int32(0), INT8)
     for codes, grid in (
