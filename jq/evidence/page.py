@@ -46,10 +46,8 @@ class _Column:
 
 def page(report: Report) -> str:
     """Return the report as an HTML page."""
-    style, script = _asset("report.css"), _asset("report.js")
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    )
+    style, script = asset("report.css"), asset("report.js")
+    policy = f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; base-uri 'none'; form-action 'none'"
     rows = [(f"t{i}", row) for i, row in enumerate(report.rows)]
     columns = [c for c in _COLUMNS if any(c.value(row) not in (None, "") for row in report.rows)]
     body = [
@@ -206,9 +204,11 @@ _COLUMNS = (
 
 
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a page's own style or script."""
     return (importlib.resources.files("jq.evidence") / "assets" / name).read_text("utf-8")
 
 
-def _hash(source: str) -> str:
+def hashed(source: str) -> str:
+    """A style or script as a page's policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -13,7 +13,12 @@ _ON_CODES = ("QLinear", "QGemm", "QAttention", "QEmbed", "ConvInteger", "MatMulI
 
 def is_quantized(node: Node) -> bool:
     """Whether a node is one of a quantized model: a quantizer, or an operator that computes on codes."""
-    return quantizes(node) or node.op_type.startswith(_ON_CODES)
+    return quantizes(node) or computes_on_codes(node)
+
+
+def computes_on_codes(node: Node) -> bool:
+    """Whether a node is an operator whose operands are codes."""
+    return node.op_type.startswith(_ON_CODES)
 
 
 def quantizes(node: Node) -> bool:

@@ -7,10 +7,11 @@ computes over what the operator means, a number near one.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -131,17 +132,16 @@ NPU_OPS = tuple(sorted((
 )))  # fmt: skip
 DYNAMIC_OPS = ("Conv", "EmbedLayerNormalization", "Gather", "MatMul", "Transpose")  # of onnxruntime's dynamic scheme
 
-# Which formats list an operator for the NPU. Source: amd/ryzen-ai-documentation, docs/ops_support.rst, the table
-# of Ryzen AI 1.5.0 (what we know of 1.8's agrees). "Listed" is broad coverage, not every configuration.
+# Which formats list an operator for the NPU. Source: amd/ryzen-ai-documentation, docs/ops_support.rst, the table of
+# Ryzen AI 1.8.0 (that of 1.5.0 says the same). "Listed" is broad coverage, not every configuration.
 NPU_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         op: tuple(formats.split())
         for formats, ops in {
             "XINT8 A8W8 A16W8 BF16": "Add AveragePool BatchNormalization Concat Constant ConstantOfShape Conv "
             "DepthToSpace Div Expand Flatten Gemm GlobalAveragePool Identity InstanceNormalization MatMul Max MaxPool "
-            "Min Mul Pad Reciprocal ReduceMax Reshape Shape Slice Sqrt Squeeze Sub Transpose Unsqueeze",
-            "XINT8 A8W8 A16W8": "Clip DequantizeLinear Gelu GlobalMaxPool GroupNormalization LeakyRelu Relu Softmax "
-            "Upsample",
+            "Min Mul Pad Reciprocal ReduceMax Reshape Shape Slice Sqrt Squeeze Sub Transpose Unsqueeze Upsample",
+            "XINT8 A8W8 A16W8": "Clip DequantizeLinear Gelu GlobalMaxPool GroupNormalization LeakyRelu Relu Softmax",
             "XINT8 A8W8 BF16": "ReduceMean ReduceMin ReduceSum Resize",
             "XINT8 A16W8 BF16": "Tanh Where",
             "A8W8 A16W8 BF16": "ConvTranspose Sigmoid Sin",
@@ -159,3 +159,137 @@ NPU_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         for op in ops.split()
     }
 )
+
+
+# --- Chips and backends. Source: amd/ryzen-ai-documentation 1.8.0, modelrun.rst and relnotes.rst ---
+
+Backend = Literal["X1", "X2"]  # the provider's `target`, of integer models
+BACKENDS: tuple[Backend, ...] = ("X1", "X2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A chip as its provider takes it: the backends, the default first, and the formats of each."""
+
+    name: str
+    long: str
+    backends: tuple[Backend, ...]
+    bfloat16: bool
+    xclbin: str = ""  # of X1, where the chip needs one
+
+
+_LATER: tuple[Backend, ...] = ("X2", "X1")
+CHIPS: Mapping[str, Device] = MappingProxyType(
+    {
+        "phx": Device("phx", "Phoenix", ("X1",), False, "phoenix/4x4.xclbin"),
+        "hpt": Device("hpt", "Hawk Point", ("X1",), False, "phoenix/4x4.xclbin"),
+        "stx": Device("stx", "Strix", _LATER, True),
+        "krk": Device("krk", "Krackan", _LATER, True),
+    }
+)
+BACKEND_FORMATS: Mapping[str, tuple[str, ...]] = MappingProxyType({"X1": ("XINT8",), "X2": ("XINT8", "A8W8", "A16W8")})
+
+
+# --- Where nodes run: the rules that `jq.npu.forecast` goes by ---
+
+Evidence = Literal["documented", "log", "guess"]
+_AMD_LOGS = "amd/RyzenAI-SW, CNN-examples/quark_quantization/models, logs of Quark 0.10 on X2"
+_TABLE = "amd/ryzen-ai-documentation 1.8.0, docs/ops_support.rst"
+_BACKENDS = "amd/ryzen-ai-documentation 1.8.0, docs/modelrun.rst"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaceRule:
+    """A rule of the provider's: what it says, who says so, and how sure that is."""
+
+    name: str
+    evidence: Evidence  # documented; read off logs; or a guess
+    source: str
+    date: str
+    says: str
+
+
+PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
+    {
+        rule.name: rule
+        for rule in (
+            PlaceRule("listed", "documented", _TABLE, "2026-10", "the operator is listed for the format"),
+            PlaceRule("not-listed", "documented", _TABLE, "2026-10", "the operator is not listed for the format"),
+            PlaceRule(
+                "fused-activation", "log", _AMD_LOGS, "2025-10",
+                "an activation right behind a layer or a sum, with no quantizer between, runs with it",
+            ),
+            PlaceRule(
+                "pool-factor", "log", _AMD_LOGS, "2025-10",
+                "an average pool and the factor that the NPU's multiplier makes run together",
+            ),
+            PlaceRule(
+                "matmul-bias", "log", "onnxsim/onnxsim#1404, on Strix Halo", "2026-09",
+                "a MatMul and the sum with its bias run together",
+            ),
+            PlaceRule(
+                "mean-as-pool", "log", f"{_AMD_LOGS}: ShuffleNetV2 in A16W8", "2025-10",
+                "a mean over height and width runs as an average pool, listed or not",
+            ),
+            PlaceRule(
+                "hard-sigmoid-x1", "log", "a public report of YOLOv8n on Phoenix, Ryzen AI 1.7.1: 922 of 929 nodes, with "
+                "HardSigmoid and factor for SiLU; HardSigmoid(1/6, 0.5) is in the vendor's reference code", "2026-09",
+                "X1 runs HardSigmoid(1/6, 0.5), with its factor",
+            ),
+            PlaceRule(
+                "clip-after-conv", "log", f"{_AMD_LOGS}: MobileNetV2 in XINT8 and A8W8, whole in A16W8", "2025-10",
+                "X2 leaves a layer of 8 bits with a Clip to the CPU, unless the layer is depthwise",
+            ),
+            PlaceRule(
+                "depthwise-1x1", "log", f"{_AMD_LOGS}: DenseNet-121 in XINT8", "2025-10",
+                "X2 leaves a depthwise 1x1 convolution, which a BatchNormalization of its own becomes, to the CPU",
+            ),
+            PlaceRule(
+                "rank", "log", f"{_AMD_LOGS}: ShuffleNetV2", "2025-10", "tensors of more than 4 dims are the CPU's",
+            ),
+            PlaceRule(
+                "float-chain", "log", f"{_AMD_LOGS}: ShuffleNetV2 in XINT8 (ReduceMean and factor)", "2025-10",
+                "operators with no quantizer between run on the NPU in a few known pairs only",
+            ),
+            PlaceRule(
+                "not-quantized", "log", f"{_AMD_LOGS}: the last Flatten of SqueezeNet", "2025-10",
+                "a node runs in integers only where all that it reads and writes is quantized",
+            ),
+            PlaceRule(
+                "concat-from-outside", "guess", f"{_AMD_LOGS}: DenseNet-121 has 63 subgraphs of which 5 run", "2025-10",
+                "a subgraph is compiled but not run on the NPU where a Concat reads what enters the subgraph",
+            ),
+            PlaceRule(
+                "quantizer", "log", f"{_AMD_LOGS}; zmaychek84/vaip, vaip/src/stat.cpp", "2025-10",
+                "a quantizer runs with what reads or makes its tensor, and in the provider on the CPU where that is no NPU "
+                "node",
+            ),
+            PlaceRule(
+                "backend-format", "documented", _BACKENDS, "2026-10",
+                "X1 takes XINT8 alone: integers of 8 bits, scales that are powers of two",
+            ),
+            PlaceRule(
+                "x1-zero-point", "documented", "zmaychek84/vaip, vaip_pass_to_xir_ops", "2024-11",
+                "X1 takes zero points of 0 for int8 and 128 for uint8",
+            ),
+            PlaceRule(
+                "format", "guess", "no source names such a format", "2026-11",
+                "the vendor's formats have activations of 8 or 16 bits and weights of 8",
+            ),
+            PlaceRule(
+                "few-convs", "documented", "amd/RyzenAI-SW#85 and #126", "2024-10",
+                "X1 leaves a model with fewer than 2 Convs to the CPU (minimum_num_of_conv)",
+            ),
+            PlaceRule(
+                "no-layer", "documented", "onnxsim/onnxsim#1404", "2026-09",
+                "a model without Conv, Gemm or MatMul stays on the CPU",
+            ),
+            PlaceRule(
+                "foreign-domain", "guess", "the vendor's table names operators of ONNX's own domain", "2026-11",
+                "an operator of another domain is the CPU's",
+            ),
+        )
+    }
+)  # fmt: skip
+NPU_RANK = 4  # dims of a tensor, at most
+FEWEST_CONVS = 2  # of X1

@@ -1,0 +1,267 @@
+"""The forecast: which nodes of a model run on the NPU, which do not and why, and what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from jq.config import QuantConfig, resolve
+from jq.data.sources import open_source
+from jq.errors import ConfigError, check_choice
+from jq.evidence.lint_rules import counted
+from jq.evidence.places import places_page
+from jq.exchange.export import export
+from jq.graph import Graph
+from jq.graph.quantizers import is_quantized
+from jq.graph.read import ModelLike, load
+from jq.npu.changes import CHANGES, in_format
+from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, PLACE_RULES, Evidence, PlaceRule
+from jq.npu.placing import PLACES, Place, Placed, UnitPlace, place
+from jq.pipeline import calibrated
+from jq.util import files, markup
+
+_SHOWN = 3  # nodes named in a line
+_SAMPLES = 2  # of data, for scales that nobody uses
+
+
+@dataclasses.dataclass(frozen=True)
+class Break:
+    """Nodes that leave the NPU together, by which rule."""
+
+    node: str  # the first of them
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    rule: PlaceRule
+
+    @property
+    def source(self) -> str:
+        """Who says so."""
+        return self.rule.source
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """A change, and the forecast after it."""
+
+    change: str
+    what: str
+    evidence: Evidence  # that it helps
+    counts: Mapping[str, int]
+    subgraphs: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Forecast:
+    """Where a model's nodes run: a forecast by rules, of which each says who says so and how sure that is.
+
+    `counts` are nodes of the quantized model: on the NPU, on the CPU, and on the CPU in the provider, which are quantizers.
+    """
+
+    chip: str
+    backend: str
+    format: str
+    counts: Mapping[str, int]
+    subgraphs: int
+    subgraphs_run: int  # of these, the ones that are run on the NPU
+    nodes: Mapping[str, Place]
+    breaks: tuple[Break, ...]
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    units: tuple[UnitPlace, ...]
+
+    @property
+    def rules(self) -> tuple[PlaceRule, ...]:
+        """The rules that decided, those of most nodes first."""
+        used = Counter(p.rule for p in self.nodes.values())
+        return tuple(PLACE_RULES[name] for name, _ in used.most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The forecast as JSON holds it."""
+        whole = {"chip": self.chip, "backend": self.backend, "format": self.format, "counts": dict(self.counts)}
+        return {
+            **whole,
+            "subgraphs": self.subgraphs,
+            "subgraphs_run": self.subgraphs_run,
+            "breaks": [
+                {"node": b.node, "nodes": list(b.nodes), "ops": list(b.ops), "rule": b.rule.name, "source": b.source}
+                for b in self.breaks
+            ],
+            "advice": [{**vars(a), "counts": dict(a.counts)} for a in self.advice],
+            "rules": [dataclasses.asdict(rule) for rule in self.rules],
+            "notes": list(self.notes),
+            "nodes": {name: p._asdict() for name, p in self.nodes.items()},
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the forecast to a file."""
+        files.write(path, json.dumps(self.to_dict(), indent=1))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the forecast, with the graph in the colours of the places, as a page."""
+        files.write(path, places_page(self))
+
+    def __str__(self) -> str:
+        """The forecast as text: counts, what breaks the model and by whose word, and what to change."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the text."""
+        share = self.counts["npu"] / max(1, sum(self.counts.values()))
+        run = "" if self.subgraphs_run == self.subgraphs else f", of which {self.subgraphs_run} run on the NPU"
+        yield f"{self.format or 'no format of the NPU'} on {CHIPS[self.chip].long} ({self.chip}), backend {self.backend}"
+        yield "  ".join(f"{name} {count}" for name, count in self.counts.items()) + f"  ({share:.1%} on the NPU)"
+        yield f"subgraphs {self.subgraphs}{run}"
+        for rule, breaks in _by_rule(self.breaks):
+            nodes = [n for b in breaks for n in b.nodes]
+            shown = ", ".join(b.node for b in breaks[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
+            ops = ", ".join(dict.fromkeys(op for b in breaks for op in b.ops))
+            yield f"break: {counted(len(nodes), 'node')} ({ops}) at {shown}"
+            yield f"  {rule.says} [{rule.name}; {rule.evidence}, {rule.date}: {rule.source}]"
+        for advice in self.advice:
+            after = ", ".join(f"{name} {count}" for name, count in advice.counts.items())
+            yield f"change: {advice.what} [{advice.change}; {advice.evidence}]"
+            yield f"  then {after}; subgraphs {advice.subgraphs}"
+        kinds = Counter(PLACE_RULES[p.rule].evidence for p in self.nodes.values())
+        yield "placed by rules that are " + ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+        yield from (f"note: {note}" for note in self.notes)
+
+    def _repr_html_(self) -> str:
+        rows = [(b.node, ", ".join(b.ops), b.rule.name, b.rule.says) for b in self.breaks]
+        return markup.preview(next(self.lines()), ("node", "operators", "rule", "says"), rows)
+
+
+def forecast(
+    model: ModelLike,
+    chip: str = "stx",
+    backend: str | None = None,
+    *,
+    config: QuantConfig | str | None = None,
+    data: Any = None,
+) -> Forecast:
+    """Return where the nodes of a model will run on a chip, why the rest does not, and what to change.
+
+    A quantized model is taken as it is. A float model is quantized first, by `config` ("XINT8" if None) with scales that
+    cost little to find, as places depend on the structure alone; without `data`, on random data. The backend is the
+    chip's default if None: X2, or X1 where the chip has no other.
+
+    >>> import jq.zoo
+    >>> whole = forecast(jq.zoo.path("fashion_resnet"), "stx", config="A8W8")
+    >>> whole.counts["cpu"], whole.subgraphs
+    (0, 1)
+    """
+    backend = checked_backend(chip, backend)
+    graph = model if isinstance(model, Graph) else load(model)
+    notes: list[str] = []
+    if not any(is_quantized(n) for n in graph.walk()):
+        graph, notes = _quantized(graph, "XINT8" if config is None else config, data)
+    elif config is not None:
+        raise ConfigError(
+            "the model is quantized already, so it needs no config; leave config out, or give the float model"
+        )
+    placed = place(graph, backend)
+    breaks = tuple(_breaks(placed))
+    return Forecast(
+        chip,
+        backend,
+        placed.format,
+        MappingProxyType(placed.counts),
+        placed.subgraphs,
+        placed.running,
+        MappingProxyType(dict(placed.nodes)),
+        breaks,
+        tuple(_advice(graph, chip, backend, placed)),
+        (*notes, *_notes(placed)),
+        placed.units,
+    )
+
+
+def checked_backend(chip: str, backend: str | None) -> str:
+    """Return the backend, or the default of a chip; raise a ConfigError where the chip has no such one."""
+    check_choice("chip", chip, CHIPS)
+    backends = CHIPS[chip].backends
+    if backend is None:
+        return backends[0]
+    check_choice("backend", backend, BACKENDS)
+    if backend not in backends:
+        raise ConfigError(f"chip {chip!r} has backend {', '.join(backends)}; got {backend!r}")
+    return backend
+
+
+def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Graph, list[str]]:
+    """A float graph quantized with what costs little and leaves the structure as it would be."""
+    options = resolve(config)
+    method = "nonoverflow" if options.scale == "power_of_two" else "minmax"
+    cheap = options.replace(method=method, cle=False, bias_correction=False, guard=None, finetune=None)
+    notes = ["the model was float: it was quantized for this forecast, with scales by ranges and nothing tuned"]
+    if data is None:
+        notes.append("on random data, so forms chosen by their loss (form_loss, output_ties) may be others on yours")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no data given")  # the note says so
+        samples = list(open_source(data, graph.inputs, seed=cheap.seed).limited(_SAMPLES).samples())
+    ready = calibrated(graph, samples, cheap)
+    return load(export(ready.graph, ready.guarded.plan)), notes
+
+
+def _breaks(placed: Placed) -> Iterator[Break]:
+    by_output = {p.output: name for name, p in placed.nodes.items()}
+    for unit, rule in placed.broken:
+        named = tuple(by_output.get(next((o for o in n.outputs if o), ""), n.label) for n in unit.nodes)
+        yield Break(named[0], named, tuple(n.op_type for n in unit.nodes), PLACE_RULES[rule])
+
+
+def _by_rule(breaks: Sequence[Break]) -> list[tuple[PlaceRule, list[Break]]]:
+    groups: dict[str, list[Break]] = {}
+    for one in breaks:
+        groups.setdefault(one.rule.name, []).append(one)
+    return [(PLACE_RULES[name], group) for name, group in sorted(groups.items(), key=lambda g: -len(g[1]))]
+
+
+# --- Advice ---
+
+
+def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[Advice]:
+    """The changes after which less is on the CPU or in fewer subgraphs, each alone, then all that help together."""
+    if not placed.broken:
+        return
+    helping = []
+    for change in CHANGES:
+        after = place(change.apply(graph), backend, placed.format)
+        if _cost(after) < _cost(placed):
+            helping.append(change)
+            yield _advised(change.name, change.what, change.evidence, after)
+    if len(helping) > 1:
+        together = graph
+        for change in helping:
+            together = change.apply(together)
+        evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
+        name = " + ".join(c.name for c in helping)
+        yield _advised(name, "these together", evidence, place(together, backend, placed.format))
+    for format in BACKEND_FORMATS[backend]:
+        after = place(in_format(graph, format), backend, format) if format != placed.format else placed
+        if _cost(after) < _cost(placed):
+            yield _advised(f"format {format}", f"quantize to {format} instead", "log", after)
+    for other in CHIPS[chip].backends:
+        after = place(graph, other) if other != backend and placed.format in BACKEND_FORMATS[other] else placed
+        if _cost(after) < _cost(placed):
+            yield _advised(f"backend {other}", f"compile with target {other}", "guess", after)
+
+
+def _cost(placed: Placed) -> tuple[int, int]:
+    return placed.counts["cpu"] + (0 if placed.subgraphs else sum(placed.counts.values())), placed.subgraphs
+
+
+def _advised(name: str, what: str, evidence: Evidence, after: Placed) -> Advice:
+    return Advice(name, what, evidence, MappingProxyType(after.counts), after.subgraphs)
+
+
+def _notes(placed: Placed) -> Iterator[str]:
+    if any(p.rule in ("concat-from-outside",) for p in placed.nodes.values()):
+        yield "the vendor's log counts subgraphs that are compiled and not run; why they are not is a guess"
+    if not placed.format:
+        yield f"no format of the vendor's is recognised, so nothing is placed on the NPU; places are {', '.join(PLACES)}"

@@ -1,0 +1,186 @@
+"""A quantized graph as the provider sees it: units of nodes that compute between quantizers, and what they read.
+
+A unit is a set of nodes that hand each other float tensors; between units stand quantizers. A graph without quantizers
+is one unit or few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jq.graph import Graph, Node
+from jq.graph.quantizers import computes_on_codes, is_dequantize, is_quantize
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """How a tensor is held: the type of its codes, and whether scale and zero point are what X1 takes."""
+
+    bits: int
+    power_of_two: bool
+    centred: bool  # a zero point of 0 for signed codes, of half the range for others
+    scales: int = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ComputeUnit:
+    """Nodes that compute between quantizers, in the order of the graph."""
+
+    nodes: tuple[Node, ...]
+    sources: frozenset[int]  # the units whose tensors it reads
+    activations: tuple[Codes, ...]
+    weights: tuple[Codes, ...]
+    between: bool  # whether it reads and writes quantized tensors alone
+
+    @property
+    def layer(self) -> Node:
+        """The node that the unit is called after: its first."""
+        return self.nodes[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Units:
+    """A graph's units in an order in which each stands behind its sources, and the units of each quantizer."""
+
+    graph: Graph
+    units: tuple[ComputeUnit, ...]
+    of_node: Mapping[Node, int]
+    quantizers: Mapping[Node, tuple[int, ...]]  # of a QuantizeLinear, who makes its tensor; else who reads it
+
+
+def constant(graph: Graph, name: str) -> np.ndarray | None:
+    """The array behind a tensor, codes where it is dequantized; None if it is computed."""
+    seen = 0
+    while name not in graph.arrays:
+        node = graph.producer.get(name)
+        if node is None or not (is_dequantize(node) or is_quantize(node)) or seen > 8:
+            return None
+        name, seen = node.inputs[0], seen + 1
+    return graph.arrays[name]
+
+
+def is_quantizer(node: Node) -> bool:
+    """Whether a node is a QuantizeLinear or a DequantizeLinear, in whatever vendor's form."""
+    return is_quantize(node) or is_dequantize(node)
+
+
+def units_of(graph: Graph) -> Units:
+    """Return a graph's units."""
+    computing = [n for n in graph.nodes if not is_quantizer(n)]
+    groups = _groups(graph, computing)
+    of_node = {node: number for number, nodes in enumerate(groups) for node in nodes}
+    units = tuple(_unit(graph, nodes, of_node) for nodes in groups)
+    order = _ordered(units)
+    renumbered = {old: new for new, old in enumerate(order)}
+    units = tuple(
+        dataclasses.replace(units[old], sources=frozenset(renumbered[s] for s in units[old].sources)) for old in order
+    )
+    of_node = {node: renumbered[number] for node, number in of_node.items()}
+    quantizers = {n: tuple(_neighbours(graph, n, of_node)) for n in graph.nodes if is_quantizer(n)}
+    return Units(graph, units, of_node, quantizers)
+
+
+def _groups(graph: Graph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
+    """Nodes that hand each other tensors without a quantizer, together."""
+    parent = {n: n for n in nodes}
+
+    def root(node: Node) -> Node:
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for node in nodes:
+        for name in node.reads():
+            source = graph.producer.get(name)
+            if source is not None and source in parent and not computes_on_codes(source):
+                parent[root(node)] = root(source)
+    members: dict[Node, list[Node]] = {}
+    for node in nodes:
+        members.setdefault(root(node), []).append(node)
+    return [tuple(group) for group in members.values()]
+
+
+def _origin(graph: Graph, name: str) -> tuple[Node | None, list[Node]]:
+    """The node that computes a tensor, and the quantizers between, the nearest first; None for inputs and constants."""
+    passed: list[Node] = []
+    node = graph.producer.get(name)
+    while node is not None and is_quantizer(node):
+        passed.append(node)
+        node = graph.producer.get(node.inputs[0])
+    return node, passed
+
+
+def _unit(graph: Graph, nodes: tuple[Node, ...], of_node: Mapping[Node, int]) -> ComputeUnit:
+    own = of_node[nodes[0]]
+    sources, activations, weights, between = set(), [], [], True
+    for node in nodes:
+        for name in node.reads():
+            if name in graph.arrays:
+                continue
+            source, passed = _origin(graph, name)
+            if source is not None and of_node[source] == own and not passed:
+                continue
+            if source is not None:
+                sources.add(of_node[source])
+            if constant(graph, name) is not None:
+                weights += [codes_of(graph, q) for q in passed[:1]]
+            elif passed and is_dequantize(passed[0]):
+                activations.append(codes_of(graph, passed[0]))
+            else:
+                between &= computes_on_codes(node)
+        for name in filter(None, node.outputs):
+            readers = [r for r in graph.consumers.get(name, ()) if of_node.get(r, -1) != own]
+            activations += [codes_of(graph, r) for r in readers if is_quantize(r)]
+            leaves = any(not is_quantize(r) for r in readers) or name in graph.output_names
+            between &= not leaves or computes_on_codes(node)
+    return ComputeUnit(nodes, frozenset(sources - {own}), tuple(activations), tuple(weights), between)
+
+
+def codes_of(graph: Graph, quantizer: Node) -> Codes:
+    """How a quantizer holds its tensor."""
+    arrays = [graph.arrays.get(name) for name in quantizer.inputs[1:3]]
+    scale, zero = arrays + [None] * (2 - len(arrays))
+    dtype = np.dtype(np.uint8) if zero is None else zero.dtype
+    bits = {"int4": 4, "uint4": 4}.get(dtype.name, dtype.itemsize * 8)
+    values = np.ones(1) if scale is None else np.asarray(scale, np.float64).ravel()
+    exact = scale is not None and all(v > 0 and math.frexp(v)[0] == 0.5 for v in values.tolist())
+    middle = 0 if dtype.name.startswith("int") else 1 << bits - 1
+    centred = dtype.name.startswith("int") if zero is None else bool((np.asarray(zero, np.int64) == middle).all())
+    return Codes(bits, exact, centred, values.size)
+
+
+def _ordered(units: Sequence[ComputeUnit]) -> list[int]:
+    """Numbers of units, each behind its sources; those of a cycle, through float tensors, stay as they stand."""
+    order: list[int] = []
+    state = [0] * len(units)
+    for first in range(len(units)):
+        stack = [(first, False)]
+        while stack:
+            number, done = stack.pop()
+            if done:
+                order.append(number)
+            elif not state[number]:
+                state[number] = 1
+                stack.append((number, True))
+                stack += [(s, False) for s in units[number].sources if not state[s]]
+    return order
+
+
+def _neighbours(graph: Graph, quantizer: Node, of_node: Mapping[Node, int]) -> Iterator[int]:
+    if is_quantize(quantizer):
+        source, _ = _origin(graph, quantizer.inputs[0])
+        if source is not None:
+            yield of_node[source]
+        return
+    waiting = [quantizer]
+    while waiting:
+        for reader in (r for o in waiting.pop().outputs for r in graph.consumers.get(o, ())):
+            if reader in of_node:
+                yield of_node[reader]
+            else:
+                waiting.append(reader)

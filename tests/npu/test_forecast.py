@@ -1,0 +1,148 @@
+"""`jq.npu.forecast` on the structures of the vendor's logs, with counts by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import jq
+from jq.npu.facts import CHIPS, PLACE_RULES
+from jq.npu.placing import names
+from tests.npu import structures
+
+FORMATS = ("XINT8", "A8W8", "A16W8")
+
+
+def forecast_of(model: onnx.ModelProto, config: str | jq.QuantConfig, chip: str = "stx", backend: str | None = None):
+    return jq.npu.forecast(model, chip, backend, config=config)
+
+
+def ops_on_cpu(forecast) -> Counter:
+    return Counter(p.op for p in forecast.nodes.values() if p.place == "cpu")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_network_of_layers_with_relu_is_whole(format):
+    forecast = forecast_of(structures.residual(), format)
+    assert forecast.format == format
+    assert forecast.counts["cpu"] == 0 and forecast.counts["vitis_ep_cpu"] == 2  # what enters and what leaves
+    assert (forecast.subgraphs, forecast.subgraphs_run, forecast.breaks, forecast.advice) == (1, 1, (), ())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_layers_with_a_clip_leave_the_npu_unless_they_are_depthwise_or_wide(format):
+    forecast = forecast_of(structures.inverted_bottleneck(3), format)
+    if format == "A16W8":
+        assert forecast.counts["cpu"] == 0 and forecast.subgraphs == 1
+        return
+    assert ops_on_cpu(forecast) == {"Conv": 5, "Clip": 5}  # the stem, three expansions, the last
+    assert forecast.subgraphs == 5 and {b.rule.name for b in forecast.breaks} == {"clip-after-conv"}
+    # Each has quantizers of its input, weight and bias in front and one behind; an Add shares the input's of three.
+    assert forecast.counts["vitis_ep_cpu"] == 2 + 5 * 4 - 3
+    by_name = {a.change: a for a in forecast.advice}
+    assert by_name["relu6_to_relu"].subgraphs == 1 and by_name["relu6_to_relu"].counts["cpu"] == 0
+    assert by_name["format A16W8"].subgraphs == 1
+
+
+def test_gates_break_xint8_and_not_a8w8():
+    model = structures.squeeze_and_excite(2)
+    forms = jq.presets["XINT8"].replace(form_loss=None)  # every Sigmoid becomes HardSigmoid and a factor
+    broken, kept, whole = (forecast_of(model, c) for c in (forms, jq.presets["XINT8"].replace(forms=()), "A8W8"))
+    assert ops_on_cpu(broken) == {"HardSigmoid": 4, "Mul": 4} and broken.subgraphs == 5
+    assert ops_on_cpu(kept) == {"Sigmoid": 4} and kept.subgraphs == 5
+    assert whole.counts["cpu"] == 0 and whole.subgraphs == 1
+    advice = {a.change: a for a in broken.advice}
+    assert advice["format A8W8"].subgraphs == 1 and advice["backend X1"].subgraphs == 1
+    assert advice["hard_swish"].subgraphs == 3 and advice["hard_swish"].counts["cpu"] == 4  # gates of channels are left
+    assert forecast_of(model, forms, "phx").counts["cpu"] == 0  # X1 has HardSigmoid
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_channel_shuffles_break_every_format(format):
+    forecast = forecast_of(structures.shuffled(3), format)
+    extra = {"ReduceMean": 1, "Mul": 1} if format == "XINT8" else {}  # a mean with a factor is no pair that is known
+    assert ops_on_cpu(forecast) == {"Reshape": 6, "Transpose": 3, **extra}
+    assert forecast.subgraphs == 4 + len(extra) // 2
+    assert min(a.subgraphs for a in forecast.advice) == 1
+    assert min(a.counts["cpu"] for a in forecast.advice) == 0
+
+
+def test_batchnorms_of_their_own_and_concats_leave_little():
+    forecast = forecast_of(structures.dense(3), "XINT8")
+    assert forecast.subgraphs == 5 and forecast.subgraphs_run == 2  # the stem and the head
+    # Four BatchNormalizations with Relu; three times a layer with Relu, a layer, and the Concat.
+    assert ops_on_cpu(forecast) == {"Conv": 4 + 6, "Relu": 4 + 3, "Concat": 3}
+    assert {"depthwise-1x1", "concat-from-outside"} == {b.rule.name for b in forecast.breaks}
+    assert next(a for a in forecast.advice if a.change == "depthwise_to_dense").subgraphs == 1
+
+
+def test_a_node_behind_the_last_quantizer_is_the_cpus():
+    net = structures.Net()
+    net.op("Flatten", net.op("GlobalAveragePool", net.op("Relu", net.conv("x", 3, 5, 3))))
+    net.nodes[-1].output[0] = "y"
+    forecast = forecast_of(net.model(), jq.presets["XINT8"].replace(strict_quark=True, cle=False))
+    assert ops_on_cpu(forecast) == {"Flatten": 1} and forecast.subgraphs == 1
+    assert [b.rule.name for b in forecast.breaks] == ["not-quantized"]
+
+
+@pytest.mark.parametrize("format", ["A8W8", "A16W8"])
+def test_x1_takes_xint8_alone(format):
+    forecast = forecast_of(structures.residual(), format, "phx")
+    assert forecast.counts["npu"] == 0 and forecast.subgraphs == 0
+    assert {b.rule.name for b in forecast.breaks} == {"backend-format"}
+    assert next(a for a in forecast.advice if a.change == "format XINT8").subgraphs == 1
+    assert forecast_of(structures.residual(), "XINT8", "hpt").subgraphs == 1
+
+
+def test_a_layer_left_in_float_is_the_cpus_with_its_activation():
+    model = structures.residual(2)
+    conv = [n.name for n in model.graph.node if n.op_type == "Conv"][1]
+    forecast = forecast_of(model, jq.presets["XINT8"].replace(exclude=(conv,)))
+    assert ops_on_cpu(forecast) == {"Conv": 1, "Relu": 1} and forecast.nodes[conv].place == "cpu"
+    assert forecast.subgraphs == 2 and {b.rule.name for b in forecast.breaks} == {"not-quantized"}
+
+
+def test_every_node_has_a_place_and_a_rule_with_a_source():
+    quantized = jq.quantize(structures.inverted_bottleneck(1), np.ones((2, 3, 8, 8), np.float32), "XINT8").model
+    forecast = jq.npu.forecast(quantized)
+    assert len(forecast.nodes) == len(quantized.graph.node) == sum(forecast.counts.values())
+    assert [p.op for p in forecast.nodes.values()] == [n.op_type for n in quantized.graph.node]
+    for place, rule, *_ in forecast.nodes.values():
+        assert place in forecast.counts and PLACE_RULES[rule].source
+    assert all(r.date and r.evidence in ("documented", "log", "guess") for r in PLACE_RULES.values())
+    assert next(r.name for r in forecast.rules) == "quantizer"
+
+
+def test_names_are_those_of_outputs_where_they_are_missing_or_taken():
+    nodes = [helper.make_node("Relu", ["x"], ["a"], name="r"), helper.make_node("Relu", ["a"], ["y"], name="r")]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, [1])], [value("y", TensorProto.FLOAT, [1])])
+    assert list(names(jq.load(helper.make_model(graph)))) == ["r", "y"]
+
+
+def test_the_forecast_as_json_and_as_a_page(tmp_path):
+    forecast = forecast_of(structures.inverted_bottleneck(1), "XINT8")
+    forecast.to_json(tmp_path / "f.json")
+    told = json.loads((tmp_path / "f.json").read_text())
+    assert told["counts"] == dict(forecast.counts) and told["subgraphs"] == forecast.subgraphs
+    forecast.to_html(tmp_path / "f.html")
+    page = (tmp_path / "f.html").read_text()
+    assert page.count('class="unit cpu"') == len(forecast.breaks) and 'class="unit npu"' in page
+    assert "clip-after-conv" in page and "script-src" not in page
+    assert "clip-after-conv" in str(forecast) and "relu6_to_relu" in str(forecast)
+
+
+def test_chips_and_backends_that_are_not():
+    model = structures.residual(1)
+    with pytest.raises(jq.ConfigError, match="chip needs one of phx"):
+        jq.npu.forecast(model, "strix")
+    with pytest.raises(jq.ConfigError, match="chip 'phx' has backend X1; got 'X2'"):
+        jq.npu.forecast(model, "phx", "X2")
+    with pytest.raises(jq.ConfigError, match="quantized already"):
+        jq.npu.forecast(jq.quantize(model, np.ones((2, 3, 8, 8), np.float32)).model, config="XINT8")
+    assert [c.backends[0] for c in CHIPS.values()] == ["X1", "X1", "X2", "X2"]
