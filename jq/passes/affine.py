@@ -109,7 +109,7 @@ def _scale_and_shift(graph: Graph, node: Node, linear: Node) -> Affine | None:
     if graph.opset() < 7 and node.attrs.get("axis", -1) >= 0:  # where the constant's first axis goes
         constant = constant.reshape(*constant.shape, *(1,) * (weight.ndim - node.attrs["axis"] - constant.ndim))
     aligned = (1,) * (weight.ndim - constant.ndim) + constant.shape
-    if len(aligned) != weight.ndim or constant.size != aligned[1]:
+    if len(aligned) != weight.ndim or weight.ndim < 2 or constant.size != aligned[1]:
         return None
     value = constant.astype(np.result_type(constant, np.float32)).reshape(-1)
     one, zero = np.ones(1, value.dtype), np.zeros(1, value.dtype)

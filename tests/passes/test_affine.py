@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jq.errors import ModelError
 from jq.graph.read import load
 from jq.passes.prepare import prepare
 from jq.readings.tracing import trace
@@ -34,6 +35,12 @@ class TestAffine:
             "Conv",
             "Add",
         ]
+
+    @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+    def test_a_weight_without_channels_is_left_for_the_operator_to_refuse(self, op: str) -> None:
+        graph = load(build([node("Conv", ["x", "w"], ["c"]), node(op, ["c", "k"], ["y"])], {"w": normal(4), "k": normal(4)}))
+        with pytest.raises(ModelError, match="Conv"):
+            trace(prepare(graph))(graph.params, {"x": normal(2, 4, 5, 6)})
 
     def test_one_channel_is_not_widened(self) -> None:
         arrays = {"w": normal(1, 4, 1, 1), "k": normal(3, 1, 1)}
