@@ -38,7 +38,9 @@ class TestAffine:
 
     @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
     def test_a_weight_without_channels_is_left_for_the_operator_to_refuse(self, op: str) -> None:
-        graph = load(build([node("Conv", ["x", "w"], ["c"]), node(op, ["c", "k"], ["y"])], {"w": normal(4), "k": normal(4)}))
+        graph = load(
+            build([node("Conv", ["x", "w"], ["c"]), node(op, ["c", "k"], ["y"])], {"w": normal(4), "k": normal(4)})
+        )
         with pytest.raises(ModelError, match="Conv"):
             trace(prepare(graph))(graph.params, {"x": normal(2, 4, 5, 6)})
 
