@@ -12,6 +12,7 @@ decoding multiplies by constants too. A connected part of the tail is a head if 
     joins rows of four saturated values with others, or both are outputs: boxes in units of the image, and scores; or
     suppresses all but the best of overlapping boxes.
 
+What is joined comes from results of layers. No box is a distribution, or an average by attention.
 Tails of classifiers, segmentation, recognizers and encoders do none of these.
 """
 
@@ -161,15 +162,23 @@ def _signs(graph: Graph, part: tuple[Node, ...]) -> Iterator[bool]:
     if not joins and (len(outputs) == 1 or not any(map(saturates, part))):
         return
     origins: dict[str, _Origin] = {}
+    results = {entry for entry in _entries(graph, part) if _is_result(graph, entry, part)}
     for node in part:
         origins |= dict.fromkeys(node.outputs, _origin(graph, node, origins))
     for node in joins:
         operands = {i: o for i in node.inputs if (o := _origin_of(graph, i, origins)).features}
+        if any(results.isdisjoint(o.features) for o in operands.values()):
+            continue
         several = len(_all_features(operands.values())) > 1
         yield several and all(o.in_rows for o in operands.values())
         yield len({o.steps for o in operands.values()}) > 1 and any(o.saturated for o in operands.values())
         yield several and _has_boxes(graph, operands)
     yield _has_boxes(graph, {name: origins.get(name, _Origin()) for name in outputs})
+
+
+def _is_result(graph: Graph, entry: str, part: tuple[Node, ...]) -> bool:
+    """Whether a tensor that a part of the tail reads is made by a layer or read by nothing else: others go on to layers."""
+    return _is_layer(graph, graph.producer[entry]) or set(part).issuperset(graph.consumers[entry])
 
 
 def _origin_of(graph: Graph, tensor: str, origins: Mapping[str, _Origin]) -> _Origin:
@@ -195,10 +204,11 @@ def _origin(graph: Graph, node: Node, origins: Mapping[str, _Origin]) -> _Origin
     kept = averages(node) or is_cast(node) or is_concat(node)
     kept |= entry is not None and (entry.cuts or entry.moves is not None or entry.quant.shares)
     before = given.values()
+    averages_others = entry is not None and entry.linear is not None and len(given) > 1  # as attention does
     return _Origin(
         _all_features(before),
         frozenset[str]().union(() if kept else (node.op_type,), *(o.steps for o in before)),
-        saturates(node) or any(o.saturated for o in before),
+        saturates(node) or (any(o.saturated for o in before) and not averages_others),
         any(o.in_rows for o in before) or (reshapes(node) and _flattens(graph, node)),
     )
 
@@ -214,7 +224,7 @@ def _has_boxes(graph: Graph, origins: Mapping[str, _Origin]) -> bool:
         here, there = _shape(graph, one), _shape(graph, other)
         unlike = [(a, b) for a, b in zip(here, there, strict=False) if a != b]
         rows = len(here) == len(there) == 3 and len(unlike) == 1 and here[0] == there[0] and 1 not in here[1:]
-        if rows and unlike[0][0] == _BOX and origin.saturated:
+        if rows and unlike[0][0] == _BOX and origin.saturated and not _is_distribution(graph, one):
             return True
     return False
 

@@ -18,6 +18,7 @@ from jq.evidence.lint import lint
 from jq.plan.heads import heads
 from jq.plan.selection import selected
 from jq.readings.data_shapes import untraceable
+from tests.networks import network
 from tests.passes.models import build
 
 SIZE = 32  # of the image
@@ -313,6 +314,25 @@ def regions() -> onnx.ModelProto:
     return net.model(net("Relu", net.conv(net("Reshape", joined, [1, 16, 8, 8]), (4, 16))))
 
 
+def attended(distributed: bool) -> onnx.ModelProto:
+    """Tokens of eight numbers, and of four: averages by attention, or shares."""
+    net = Net()
+    tokens = net("Transpose", net("Reshape", net.scales()[0], [1, 8, 64]), perm=[0, 2, 1])
+    four, tokens = net.gemm(tokens, 4, 8), net.gemm(tokens, 8, 8)
+    if distributed:
+        return net.model(net("Softmax", four), tokens)
+    weights = net("Softmax", net("MatMul", four, net("Transpose", four, perm=[0, 2, 1])))
+    return net.model(net("MatMul", weights, four), tokens)
+
+
+def gated() -> onnx.ModelProto:
+    """What goes on to a layer, joined with shares of it."""
+    net = Net()
+    x = net("Elu", net.scales()[0])
+    joined = net("Concat", net("Softmax", x), net("Exp", x), axis=1)
+    return net.model(net.conv(x, (4, 8)), joined)
+
+
 OTHERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "logits": classifier,
     "probabilities": lambda: classifier("Softmax"),
@@ -327,6 +347,9 @@ OTHERS: dict[str, Callable[[], onnx.ModelProto]] = {
     "encoder": lambda: encoder(False),
     "parts": lambda: encoder(True),
     "regions": regions,
+    "attended": lambda: attended(False),
+    "distributed": lambda: attended(True),
+    "gated": gated,
 }
 
 
@@ -339,6 +362,11 @@ def test_other_networks_have_no_head(name: str) -> None:
     graph = jq.prepare(jq.load(model), config)
     assert selected(graph, config) == selected(graph, config.replace(head="int8"))
     assert "detection-head" not in [f.rule for f in lint(model)]
+
+
+@pytest.mark.parametrize("seed", [9, 14, 26, 46, 59, 86, 130, 156])
+def test_random_networks_have_no_head(seed: int) -> None:
+    assert not heads(jq.load(network(seed).model))
 
 
 def test_a_model_without_layers_has_a_head_where_it_suppresses() -> None:
