@@ -12,9 +12,10 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Config, FloatModel, config_of, shapes_of
+from jq.cli.options import Config, FloatModel, beginning, config_of, shapes_of
 from jq.cli.show import answer, table
 from jq.errors import ConfigError, UnsupportedOp
+from jq.npu.facts import CHIPS
 
 if TYPE_CHECKING:
     from jq.evidence.inspection import Inspection
@@ -76,13 +77,17 @@ def _dims(shape: Sequence[int | str | None] | None) -> str:
 def lint(
     model: FloatModel,
     config: Config = "XINT8",
+    chip: Annotated[
+        str | None,
+        typer.Option(help="The chip it is for: phx, hpt, stx or krk [any].", autocompletion=beginning(lambda: CHIPS)),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Find problems before you quantize to a format; exit with 1 if one of them is an error.
 
     Example: jq-quant lint model.onnx --config XINT8
     """
-    findings = jq.lint(model, config_of(config))
+    findings = jq.lint(model, config_of(config), chip)
     lines = (*map(str, findings), f"{model.name}: {len(findings)} finding(s)")
     answer(as_json, [dataclasses.asdict(f) for f in findings], *lines)
     if any(f.severity == "error" for f in findings):

@@ -6,7 +6,7 @@ from jq.graph.domains import CONTRIB, MICROSOFT, QUARK, VITIS
 from jq.graph.model import Node
 
 _PREFIXES = {"": "", MICROSOFT: "", VITIS: "Vitis", QUARK: "Extended"}  # of QuantizeLinear and its inverse, by domain
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
+_PAIR = QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")  # and how their names end in vendors' forms
 _BLOCKS = {QUARK: ("BFPQuantizeDequantize", "MXQuantizeDequantize"), VITIS: ("BFPFixNeuron", "MXFixNeuron")}
 _ON_CODES = ("QLinear", "QGemm", "QAttention", "QEmbed", "ConvInteger", "MatMulInteger", "MatMulNBits")  # beginnings
 

@@ -248,6 +248,10 @@ PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
                 "rank", "log", f"{_AMD_LOGS}: ShuffleNetV2", "2025-10", "tensors of more than 4 dims are the CPU's",
             ),
             PlaceRule(
+                "resize-mode", "log", "amd/RyzenAI-SW#318", "2025-12",
+                "a Resize that interpolates was seen on the CPU, where others of mode nearest ran on the NPU",
+            ),
+            PlaceRule(
                 "float-chain", "log", f"{_AMD_LOGS}: ShuffleNetV2 in XINT8 (ReduceMean and factor)", "2025-10",
                 "operators with no quantizer between run on the NPU in a few known pairs only",
             ),

@@ -35,6 +35,7 @@ from jq.ops.kinds import (
     is_mean,
     is_product,
     is_reshape,
+    is_resize,
     is_sum,
     is_transpose,
     pools_average,
@@ -159,11 +160,7 @@ def _whole(units: Units, backend: str, format: str) -> _Ruling | None:
 
 def _rule(graph: Graph, unit: ComputeUnit, backend: str, format: str) -> _Ruling:
     """Whether a unit runs on the NPU, and the rule that says so."""
-    if (
-        not unit.between
-        or not (unit.activations or _on_codes(unit))
-        or any(_has_float_weight(graph, n) for n in unit.nodes)
-    ):
+    if not unit.between or not (unit.activations or _on_codes(unit)):
         return False, "not-quantized"
     if not format and not _on_codes(unit):
         return False, "format"
@@ -207,6 +204,8 @@ def _single(graph: Graph, node: Node, backend: str, format: str) -> _Ruling:
         return False, "depthwise-1x1"
     if backend == "X1" and _is_the_chips(graph, node):
         return True, "hard-sigmoid-x1"
+    if is_resize(node) and node.attrs.get("mode", "nearest") != "nearest":
+        return False, "resize-mode"
     if format in NPU_FORMATS.get(node.op_type, ()):
         return True, "listed"
     return (True, "mean-as-pool") if averages(node) and means_image(graph, node) else (False, "not-listed")
@@ -214,10 +213,6 @@ def _single(graph: Graph, node: Node, backend: str, format: str) -> _Ruling:
 
 def _is_layer(node: Node) -> bool:
     return is_layer(node) or computes_on_codes(node)
-
-
-def _has_float_weight(graph: Graph, node: Node) -> bool:
-    return is_layer(node) and any(i in graph.arrays for i in node.inputs[1:2])
 
 
 def _on_codes(unit: ComputeUnit) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jq.graph import Graph, Node
 from jq.graph.quantizers import computes_on_codes, is_dequantize, is_quantize
+from jq.ops.kinds import is_layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ComputeUnit:
     sources: frozenset[int]  # the units whose tensors it reads
     activations: tuple[Codes, ...]
     weights: tuple[Codes, ...]
-    between: bool  # whether it reads and writes quantized tensors alone
+    between: bool  # whether it reads and writes quantized tensors alone, weights of layers among them
 
     @property
     def layer(self) -> Node:
@@ -119,6 +120,7 @@ def _unit(graph: Graph, nodes: tuple[Node, ...], of_node: Mapping[Node, int]) ->
     own = of_node[nodes[0]]
     sources, activations, weights, between = set(), [], [], True
     for node in nodes:
+        between &= not (is_layer(node) and any(name in graph.arrays for name in node.inputs[1:2]))
         for name in node.reads():
             if name in graph.arrays:
                 continue

@@ -408,6 +408,24 @@ def test_lint(capfd: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and {"rule", "severity", "where", "message"} == json.loads(out)[0].keys()
 
 
+def test_npu(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str) -> None:
+    model, page, options = (str(tmp_path / name) for name in ("q.onnx", "places.html", "vitisai_config.json"))
+    run(capfd, "quantize", MODEL, "--data", calibration, "--output", model)
+    code, out, err = run(capfd, "npu", model, "--html", page, "--provider-config", options)
+    assert (code, err) == (0, "") and "subgraphs" in out and "on Strix (stx), backend X2" in out
+    assert "<svg" in Path(page).read_text() and json.loads(Path(options).read_text()) == {"target": "X2"}
+    code, out, _ = run(capfd, "npu", model, "--chip", "phx", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["backend"] == "X1" and sum(told["counts"].values()) == len(told["nodes"])
+    nodes = [{"output": [p["output"]], "opType": p["op"], "device": "NPU"} for p in told["nodes"].values()]
+    report = {"deviceStat": [{"name": "NPU", "nodeNum": len(nodes)}], "nodeStat": nodes}
+    Path(tmp_path / "r.json").write_text(json.dumps(report))
+    code, out, _ = run(capfd, "npu", model, "--report", str(tmp_path / "r.json"))
+    assert code == 0 and "wrong: a quantizer runs with what reads or makes its tensor" in out
+    code, out, err = run(capfd, "npu", model, "--report", calibration)
+    assert (code, out) == (2, "") and err.startswith("error: ") and "vitisai_ep_report.json" in err
+
+
 def test_lint_ends_with_1_where_something_cannot_be(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = run(capfd, "lint", unknown_op("magic", tmp_path))
     assert code == 1 and "unsupported-op" in out and err == ""

@@ -1,0 +1,108 @@
+"""`jq-quant npu`: where a model's nodes will run, the provider's report beside it, and the provider's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import jq
+from jq.cli.application import command
+from jq.cli.options import AnyModel, Data, beginning, check_output, config_of
+from jq.cli.show import answer, table
+from jq.errors import ConfigError
+from jq.npu.facts import BACKENDS, CHIPS
+
+if TYPE_CHECKING:
+    from jq.npu.forecasting import Forecast
+    from jq.npu.provider_report import Comparison
+
+_PLACES = {"npu": "NPU", "cpu": "CPU", "vitis_ep_cpu": "CPU, in the provider"}
+
+
+@command()
+def npu(
+    model: AnyModel,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            "--preset",
+            help="Of a float model: the preset, or .toml or .json file, by which it would be quantized [XINT8].",
+            autocompletion=beginning(lambda: jq.presets),
+            show_default=False,
+        ),
+    ] = None,
+    chip: Annotated[
+        str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))
+    ] = "stx",
+    backend: Annotated[
+        str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)
+    ] = None,
+    data: Data = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The provider's vitisai_ep_report.json, to compare.", show_default=False)
+    ] = None,
+    console: Annotated[
+        Path | None,
+        typer.Option("--log", help="A console's output while the provider compiled, to compare.", show_default=False),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the graph in the colours of the places.", show_default=False)
+    ] = None,
+    provider_config: Annotated[
+        Path | None,
+        typer.Option(help="Write the provider's vitisai_config.json for this model and chip.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Of --provider-config for BF16 and float islands: stx, ve2, ...", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Forecast which nodes run on the NPU, which do not and why, and what to change; compare with the provider's report.
+
+    No chip and no driver is needed. A float model is quantized first, with scales that cost little to find. Each rule is
+    shown with its source, and whether it is documented, read off a log, or a guess.
+
+    Example: jq-quant npu model_xint8.onnx --chip phx
+
+    Example: jq-quant npu model.onnx --config A8W8 --html places.html
+
+    Example: jq-quant npu model_xint8.onnx --report vitisai_ep_report.json
+    """
+    check_output("--html", html, (".html",))
+    check_output("--provider-config", provider_config, (".json",))
+    if device is not None and provider_config is None:
+        raise ConfigError("--device needs --provider-config; got it alone")
+    reports = [jq.npu.read_report(report)] if report is not None else []
+    reports += [jq.npu.read_console(console)] if console is not None else []
+    forecast = jq.npu.forecast(model, chip, backend, config=None if config is None else config_of(config), data=data)
+    comparisons = [jq.npu.compare_with_report(forecast, r) for r in reports]
+    written = []
+    if html is not None:
+        forecast.to_html(html)
+        written.append(f"written: {html}")
+    if provider_config is not None:
+        made = jq.npu.provider_config(model, chip, backend, device=device, file=provider_config.name)
+        made.write(provider_config)
+        options = ", ".join(f"{k}={v}" for k, v in made.options.items())
+        written += [f"written: {provider_config}, flow {made.flow}; provider options: {options}", *made.notes]
+    facts = [{"source": r.source, **c.to_dict()} for r, c in zip(reports, comparisons, strict=True)]
+    document = forecast.to_dict() | ({"facts": facts} if facts else {})
+    answer(as_json, document, *_parts(forecast, comparisons, [r.source for r in reports]), *written)
+
+
+def _parts(forecast: Forecast, comparisons: list[Comparison], sources: list[str]) -> list[Any]:
+    """The forecast's table and lines, with a column for each report."""
+    first, _, _, *lines = forecast.lines()
+    names = [*_PLACES, "subgraphs", "subgraphs that run"]
+    ours = [*(forecast.counts[p] for p in _PLACES), forecast.subgraphs, forecast.subgraphs_run]
+    told = [{name: fact for name, _, fact in c.rows} for c in comparisons]
+    rows = [
+        (_PLACES.get(name, name), own, *("" if t[name] is None else t[name] for t in told))
+        for name, own in zip(names, ours, strict=True)
+    ]
+    judged = [line for comparison in comparisons for line in comparison.lines()]
+    return [table(("nodes", "forecast", *sources), rows, first), *lines, *judged]
