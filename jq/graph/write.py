@@ -20,6 +20,7 @@ from jq.graph.read import SKELETON_BYTES, element_bits, read_value
 from jq.util import files
 
 _LONGEST_SHAPE = 1 << 16
+_LONGEST_DIM = 1 << 20  # a vector of so many numbers may become a type of as many dims, 140 bytes each
 _LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, less room for the structure
 _ALIGNMENT = 4096  # of external tensors, so that they can be mapped
 
@@ -238,8 +239,8 @@ def _ir_version(graph: Graph) -> int:
 
 def infer_types(graph: Graph) -> dict[str, Value]:
     """The types from ONNX's shape inference; empty, with a warning, if it fails, since such a graph may still run."""
-    inputs = tuple(Value(v.name, v.dtype) if _endless(v) else v for v in graph.inputs)
-    declared = {k: v for k, v in graph.declared.items() if not _endless(v)}
+    inputs = tuple(Value(v.name, v.dtype) if _endless(v) else _bounded(v) for v in graph.inputs)
+    declared = {k: _bounded(v) for k, v in graph.declared.items() if not _endless(v)}
     try:
         model = to_model(graph.replace(inputs=inputs, declared=declared), skeleton=True)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -254,3 +255,11 @@ def _endless(value: Value) -> bool:
     """Whether onnx's inference might take a long vector for a shape, and make a type of that many dims."""
     shape = value.shape or ()
     return value.dtype == np.int64 and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONGEST_SHAPE
+
+
+def _bounded(value: Value) -> Value:
+    """The value without the lengths of very long dims: a reduction may leave such a vector to onnx's inference."""
+    if not any(isinstance(d, int) and d > _LONGEST_DIM for d in value.shape or ()):
+        return value
+    dims = tuple(None if isinstance(d, int) and d > _LONGEST_DIM else d for d in value.shape or ())
+    return dataclasses.replace(value, shape=dims)

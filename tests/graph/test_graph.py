@@ -209,3 +209,16 @@ def test_import_costs_little_more_than_jax():
     assert (
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
     )
+
+
+def test_a_reduction_to_a_long_vector_is_no_shape_to_onnx():
+    """Its inference took 9 GB for two thousand million rows; a length that it does not know costs nothing."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x", "a"], ["m"], keepdims=0),
+        helper.make_node("Unsqueeze", ["m", "a"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(k, TensorProto.FLOAT, s) for k, s in (("x", [1 << 24, 3]), ("y", None))]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.array([1]), "a")])
+    values = jq.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)).values
+    assert [len(values[k].shape) for k in "xmy"] == [2, 1, 2]
+    assert values["x"].shape == (1 << 24, 3) and not isinstance(values["m"].shape[0], int)
