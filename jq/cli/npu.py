@@ -98,7 +98,8 @@ def _parts(forecast: Forecast, comparisons: list[Comparison], sources: list[str]
     """The forecast's table and lines, with a column for each report."""
     first, _, _, *lines = forecast.lines()
     names = [*_PLACES, "subgraphs", "subgraphs that run"]
-    ours = [*(forecast.counts[p] for p in _PLACES), forecast.subgraphs, forecast.subgraphs_run]
+    copies = forecast.copies if comparisons else {}  # the provider counts them
+    ours = [*(forecast.counts[p] + copies.get(p, 0) for p in _PLACES), forecast.subgraphs, forecast.subgraphs_run]
     told = [{name: fact for name, _, fact in c.rows} for c in comparisons]
     rows = [
         (_PLACES.get(name, name), own, *("" if t[name] is None else t[name] for t in told))

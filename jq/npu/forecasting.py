@@ -74,6 +74,7 @@ class Forecast:
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]
     units: tuple[UnitPlace, ...]
+    copies: Mapping[str, int]  # quantizers that the runtime adds, and the provider counts: one for each further reader
 
     @property
     def rules(self) -> tuple[PlaceRule, ...]:
@@ -86,6 +87,7 @@ class Forecast:
         whole = {"chip": self.chip, "backend": self.backend, "format": self.format, "counts": dict(self.counts)}
         return {
             **whole,
+            "copies": dict(self.copies),
             "subgraphs": self.subgraphs,
             "subgraphs_run": self.subgraphs_run,
             "breaks": [
@@ -117,6 +119,9 @@ class Forecast:
         yield f"{self.format or 'no format of the NPU'} on {CHIPS[self.chip].long} ({self.chip}), backend {self.backend}"
         yield "  ".join(f"{name} {count}" for name, count in self.counts.items()) + f"  ({share:.1%} on the NPU)"
         yield f"subgraphs {self.subgraphs}{run}"
+        if any(self.copies.values()):
+            added = ", ".join(f"{place} {count}" for place, count in self.copies.items())
+            yield f"the provider will count more quantizers, as the runtime copies those that several nodes read: {added}"
         for rule, breaks in _by_rule(self.breaks):
             nodes = [n for b in breaks for n in b.nodes]
             shown = ", ".join(b.node for b in breaks[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
@@ -178,6 +183,7 @@ def forecast(
         tuple(_advice(graph, chip, backend, placed)),
         (*notes, *_notes(placed)),
         placed.units,
+        MappingProxyType(dict(placed.copies)),
     )
 
 

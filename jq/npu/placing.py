@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jq.graph import Graph, Node
-from jq.graph.quantizers import computes_on_codes
+from jq.graph.quantizers import computes_on_codes, is_dequantize
 from jq.graph.schemas import attributes
 from jq.npu.facts import (
     BACKEND_FORMATS,
@@ -76,6 +76,7 @@ class Placed:
     running: int  # subgraphs that are run on the NPU
     broken: tuple[tuple[ComputeUnit, str], ...]  # units on the CPU, with the rule
     units: tuple[UnitPlace, ...]
+    copies: Mapping[str, int]  # quantizers that the runtime adds, one for each further reader, by place
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,7 +106,7 @@ def place(graph: Graph, backend: str, format: str | None = None) -> Placed:
         UnitPlace(u.layer.label, tuple(n.op_type for n in u.nodes), NPU if on else CPU, rule, tuple(sorted(u.sources)))
         for u, (on, rule) in zip(units.units, rules, strict=True)
     )
-    return Placed(assumed, nodes, len(numbers), len(numbers) - len(idle), broken, drawn)
+    return Placed(assumed, nodes, len(numbers), len(numbers) - len(idle), broken, drawn, _copies(units, nodes, rules))
 
 
 def names(graph: Graph) -> dict[str, Node]:
@@ -296,6 +297,18 @@ def _place(units: Units, node: Node, rules: Sequence[_Ruling], subgraph: Sequenc
         return Place(NPU if on_npu else CPU, rule, node.qualified, output, subgraph[number] if on_npu else None)
     near = [n for n in _near(units, node) if rules[n][0]]
     return Place(NPU if near else EP_CPU, "quantizer", node.qualified, output, subgraph[near[0]] if near else None)
+
+
+def _copies(units: Units, nodes: Mapping[str, Place], rules: Sequence[_Ruling]) -> Mapping[str, int]:
+    """The quantizers that onnxruntime adds before the provider sees the graph, so that no two nodes share one."""
+    graph, copies, places = units.graph, Counter[str](), {p.output: p.place for p in nodes.values()}
+    for node in filter(is_dequantize, graph.nodes):
+        readers = [units.of_node.get(r) for r in graph.consumers.get(node.outputs[0], ())]
+        readers += [None] * (node.outputs[0] in graph.output_names)
+        if len(readers) > 1:
+            copies.update(NPU if r is not None and rules[r][0] else EP_CPU for r in readers)
+            copies[places[node.outputs[0]]] -= 1
+    return {place: copies[place] for place in (NPU, EP_CPU)}
 
 
 def _near(units: Units, quantizer: Node) -> Iterator[int]:

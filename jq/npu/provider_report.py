@@ -59,7 +59,7 @@ class Verdict:
 class Comparison:
     """Forecast and fact side by side: figures, and the rules by their nodes."""
 
-    rows: tuple[tuple[str, int, int | None], ...]  # name, forecast, fact
+    rows: tuple[tuple[str, int, int | None], ...]  # name, forecast with the runtime's copies of quantizers, fact
     verdicts: tuple[Verdict, ...]  # of rules by which a node was placed that the report names
     unmatched: tuple[str, ...]  # nodes that the report does not name
     others: int  # nodes of the report that are not the model's: copies that the runtime makes
@@ -182,7 +182,7 @@ def compare_with_report(forecast: Forecast, report: ProviderReport) -> Compariso
         else:
             verdicts.setdefault(placed.rule, ([], []))[fact != placed.place].append(name)
     rows = (
-        *((place, forecast.counts[place], report.counts[place]) for place in (NPU, CPU, EP_CPU)),
+        *((p, forecast.counts[p] + forecast.copies.get(p, 0), report.counts[p]) for p in (NPU, CPU, EP_CPU)),
         ("subgraphs", forecast.subgraphs, report.subgraphs),
         ("subgraphs that run", forecast.subgraphs_run, report.running),
     )

@@ -206,7 +206,10 @@ def test_few_convs() -> None:
 
 
 def test_nothing_to_quantize() -> None:
-    assert rules(one_node("Abs", {"x": normal(2)}, opset=17)) == ["no-linear-op", "provider-small"]  # not few-convs as well
+    assert rules(one_node("Abs", {"x": normal(2)}, opset=17)) == [
+        "no-linear-op",
+        "provider-small",
+    ]  # not few-convs as well
 
 
 def test_already_quantized() -> None:

@@ -43,7 +43,7 @@ def test_layers_with_a_clip_leave_the_npu_unless_they_are_depthwise_or_wide(form
     assert ops_on_cpu(forecast) == {"Conv": 5, "Clip": 5}  # the stem, three expansions, the last
     assert forecast.subgraphs == 5 and {b.rule.name for b in forecast.breaks} == {"clip-after-conv"}
     # Each has quantizers of its input, weight and bias in front and one behind; an Add shares the input's of three.
-    assert forecast.counts["vitis_ep_cpu"] == 2 + 5 * 4 - 3
+    assert forecast.counts["vitis_ep_cpu"] == 2 + 5 * 4 - 3 and forecast.copies == {"npu": 0, "vitis_ep_cpu": 3}
     by_name = {a.change: a for a in forecast.advice}
     assert by_name["relu6_to_relu"].subgraphs == 1 and by_name["relu6_to_relu"].counts["cpu"] == 0
     assert by_name["format A16W8"].subgraphs == 1
