@@ -22,7 +22,7 @@ from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
 from jq.npu.changes import CHANGES, in_format
 from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, PLACE_RULES, Evidence, PlaceRule
-from jq.npu.placing import PLACES, Place, Placed, UnitPlace, place
+from jq.npu.placing import Place, Placed, UnitPlace, place
 from jq.pipeline import calibrated
 from jq.util import files, markup
 
@@ -181,7 +181,7 @@ def forecast(
         MappingProxyType(dict(placed.nodes)),
         breaks,
         tuple(_advice(graph, chip, backend, placed)),
-        (*notes, *_notes(placed)),
+        (*notes, *_notes(placed, chip)),
         placed.units,
         MappingProxyType(dict(placed.copies)),
     )
@@ -237,8 +237,8 @@ def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[A
         return
     helping = []
     for change in CHANGES:
-        after = place(change.apply(graph), backend, placed.format)
-        if _cost(after) < _cost(placed):
+        after = place(change.apply(graph), backend)
+        if _helps(after, placed):
             helping.append(change)
             yield _advised(change.name, change.what, change.evidence, after)
     if len(helping) > 1:
@@ -247,27 +247,31 @@ def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[A
             together = change.apply(together)
         evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
         name = " + ".join(c.name for c in helping)
-        yield _advised(name, "these together", evidence, place(together, backend, placed.format))
+        yield _advised(name, "these together", evidence, place(together, backend))
     for format in BACKEND_FORMATS[backend]:
         after = place(in_format(graph, format), backend, format) if format != placed.format else placed
-        if _cost(after) < _cost(placed):
+        if _helps(after, placed):
             yield _advised(f"format {format}", f"quantize to {format} instead", "log", after)
     for other in CHIPS[chip].backends:
         after = place(graph, other) if other != backend and placed.format in BACKEND_FORMATS[other] else placed
-        if _cost(after) < _cost(placed):
+        if _helps(after, placed):
             yield _advised(f"backend {other}", f"compile with target {other}", "guess", after)
 
 
-def _cost(placed: Placed) -> tuple[int, int]:
-    return placed.counts["cpu"] + (0 if placed.subgraphs else sum(placed.counts.values())), placed.subgraphs
+def _helps(after: Placed, before: Placed) -> bool:
+    """Whether less is on the CPU, or the same in fewer subgraphs."""
+    cost, now = ((p.counts["cpu"], p.subgraphs) for p in (after, before))
+    return after.subgraphs > 0 and cost < now
 
 
 def _advised(name: str, what: str, evidence: Evidence, after: Placed) -> Advice:
     return Advice(name, what, evidence, MappingProxyType(after.counts), after.subgraphs)
 
 
-def _notes(placed: Placed) -> Iterator[str]:
-    if any(p.rule in ("concat-from-outside",) for p in placed.nodes.values()):
+def _notes(placed: Placed, chip: str) -> Iterator[str]:
+    if any(p.rule == "concat-from-outside" for p in placed.nodes.values()):
         yield "the vendor's log counts subgraphs that are compiled and not run; why they are not is a guess"
     if not placed.format:
-        yield f"no format of the vendor's is recognised, so nothing is placed on the NPU; places are {', '.join(PLACES)}"
+        yield "no format of integers is recognised, of which the provider reads QuantizeLinear and DequantizeLinear"
+        if CHIPS[chip].bfloat16:
+            yield "for BF16, give the provider the float model and the file that provider_config(flow='BF16') writes"

@@ -24,7 +24,8 @@ from jq.util import files
 
 Flow = Literal["X1", "X2", "BF16", "mixed"]
 FLOWS: tuple[Flow, ...] = ("X1", "X2", "BF16", "mixed")
-DEVICES = ("stx", "ve2", "ve2-xc2ve3858")  # of `vaiml_config`
+_STRIX = "stx"
+DEVICES = (_STRIX, "ve2", "ve2-xc2ve3858")  # of `vaiml_config`: Strix and its like, and Versal AI Edge Gen 2
 _STORAGE = ("auto", "vectorized", "unvectorized")
 _LEVELS, _OPT_LEVELS = (1, 2, 3), (0, 1, 2, 3, 65536)
 
@@ -91,7 +92,7 @@ def provider_config(
     if flow in ("BF16", "mixed"):
         if not hardware.bfloat16:
             raise ConfigError(f"chip {chip!r} has no BF16, which flow={flow!r} needs; take flow='X1' and XINT8")
-        return _vaiml(flow, device, file, options)
+        return _vaiml(flow, device or (_STRIX if flow == "mixed" else None), file, options)
     if flow not in hardware.backends:
         raise ConfigError(f"chip {chip!r} has backend {', '.join(hardware.backends)}; got {flow!r}")
     if device is not None:
@@ -160,7 +161,7 @@ def _vaiml(flow: Flow, device: str | None, file: str, given: Mapping[str, Any]) 
     own = {k: v for k, v in given.items() if k in VAIML_OPTIONS}
     if flow == "mixed":
         vaiml = {
-            "keep_outputs": True, "optimize_level": 2, "enable_f32_to_bf16_conversion": True, "device": device or "ve2",
+            "keep_outputs": True, "optimize_level": 2, "enable_f32_to_bf16_conversion": True, "device": device,
             "group_args": "mixed_precision", **own,
         }  # fmt: skip
     else:

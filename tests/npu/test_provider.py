@@ -33,7 +33,8 @@ def test_the_documented_forms():
         device="ve2",
         group_args="mixed_precision",
     )
-    assert jq.npu.provider_config(flow="mixed").config == mixed
+    assert jq.npu.provider_config(flow="mixed", device="ve2").config == mixed
+    assert jq.npu.provider_config(flow="mixed").config["passes"][1]["vaiml_config"]["device"] == "stx"
     named = jq.npu.provider_config(flow="mixed", device="ve2-xc2ve3858", threshold_gops_percent=20).config
     assert named["passes"][1]["vaiml_config"]["device"] == "ve2-xc2ve3858"
     assert jq.npu.provider_config().config == {"target": "X2"}
