@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from jq.npu.placing import UnitPlace
 
 _STEP, _LANE, _SIDE, _MARGIN = 22, 22, 14, 12  # of the drawing, in pixels
+_COLUMNS, _NAMED = 50, 5
 _PLACES = {"npu": "on the NPU", "cpu": "on the CPU", "vitis_ep_cpu": "on the CPU, in the provider"}
 
 
@@ -28,15 +30,25 @@ def places_page(forecast: Forecast) -> str:
     body = [
         f"<header><h1>{text(lines[0])}</h1><dl>{shares}<div><dt>subgraphs</dt><dd>{forecast.subgraphs}</dd></div></dl>"
         "</header><main>",
-        "<section><h2>The graph</h2><p>A square is what computes between two quantizers; from left to right.</p>"
+        "<section><h2>The graph</h2><p>A square is what computes between two quantizers; it reads like text.</p>"
         f'<div class="wide">{graph_drawing(forecast.units)}</div></section>',
         _section(
-            "Breaks",
-            ("node", "operators", "rule", "how sure", "source"),
-            ((b.node, ", ".join(b.ops), b.rule.says, b.rule.evidence, b.source) for b in forecast.breaks),
+            "What breaks it",
+            ("rule", "how sure", "nodes", "operators", "where", "source"),
+            (
+                (
+                    rule.says,
+                    rule.evidence,
+                    sum(len(b.nodes) for b in breaks),
+                    _each(op for b in breaks for op in b.ops),
+                    _each(b.node for b in breaks),
+                    rule.source,
+                )
+                for rule, breaks in forecast.broken.items()
+            ),
         ),
         _section(
-            "To change",
+            "What to change",
             ("change", "how sure", "NPU", "CPU", "provider", "subgraphs"),
             ((a.what, a.evidence, *(a.counts[p] for p in _PLACES), a.subgraphs) for a in forecast.advice),
         ),
@@ -68,30 +80,39 @@ def graph_drawing(units: Sequence[UnitPlace]) -> str:
     if not units:
         return ""
     depths: list[int] = []
-    lanes: dict[int, int] = {}
-    at: list[tuple[int, int]] = []
+    lanes: Counter[int] = Counter()
+    cells: list[tuple[int, int]] = []  # depth, and lane among those of the same depth
     for unit in units:
-        depth = max((depths[s] + 1 for s in unit.sources if s < len(depths)), default=0)
-        depths.append(depth)
-        at.append((_MARGIN + depth * _STEP, _MARGIN + lanes.get(depth, 0) * _LANE))
-        lanes[depth] = lanes.get(depth, 0) + 1
+        depths.append(max((depths[s] + 1 for s in unit.sources if s < len(depths)), default=0))
+        cells.append((depths[-1], lanes[depths[-1]]))
+        lanes[depths[-1]] += 1
+    tops = [_MARGIN]  # of lines of the drawing, which is folded like text
+    for first in range(0, max(depths) + 1, _COLUMNS):
+        tops.append(tops[-1] + _LANE * (max(lanes[d] for d in range(first, first + _COLUMNS)) + 1))
+    at = [(_MARGIN + depth % _COLUMNS * _STEP, tops[depth // _COLUMNS] + lane * _LANE) for depth, lane in cells]
     half = _SIDE // 2
     lines = [
         f'<path class="edge" d="M{at[s][0] + half} {at[s][1] + half}L{x + half} {y + half}"/>'
-        for unit, (x, y) in zip(units, at, strict=True)
+        for number, (unit, (x, y)) in enumerate(zip(units, at, strict=True))
         for s in unit.sources
-        if s < len(at)
+        if s < len(at) and depths[s] // _COLUMNS == depths[number] // _COLUMNS
     ]
     squares = [
         f'<rect class="unit {text(unit.place)}" x="{x}" y="{y}" width="{_SIDE}" height="{_SIDE}" rx="3">'
         f"<title>{text(unit.name)}: {text(', '.join(unit.ops))}: {text(unit.rule)}</title></rect>"
         for unit, (x, y) in zip(units, at, strict=True)
     ]
-    width, height = 2 * _MARGIN + (max(depths) + 1) * _STEP, 2 * _MARGIN + max(lanes.values()) * _LANE
+    width, height = 2 * _MARGIN + min(max(depths) + 1, _COLUMNS) * _STEP, tops[-1]
     return (
         f'<svg class="graph" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="The graph by place">{"".join(lines)}{"".join(squares)}</svg>'
     )
+
+
+def _each(words: Iterable[str]) -> str:
+    """Each of some words once, and no more than a line of them."""
+    each = list(dict.fromkeys(words))
+    return ", ".join(each[:_NAMED]) + (f" and {len(each) - _NAMED} more" if len(each) > _NAMED else "")
 
 
 def _section(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

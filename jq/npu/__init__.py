@@ -6,14 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jq.npu.forecasting import Advice, Break, Forecast, forecast
-    from jq.npu.provider import ProviderConfig, check_config, provider_config
-    from jq.npu.provider_report import Comparison, ProviderReport, compare_with_report, read_console, read_report
-
-__all__ = [
-    "Advice", "Break", "Comparison", "Forecast", "ProviderConfig", "ProviderReport", "check_config", "compare_with_report",
-    "forecast", "provider_config", "read_console", "read_report",
-]  # fmt: skip
+    from jq.npu.forecasting import Advice as Advice
+    from jq.npu.forecasting import Break as Break
+    from jq.npu.forecasting import Forecast as Forecast
+    from jq.npu.forecasting import forecast as forecast
+    from jq.npu.provider import ProviderConfig as ProviderConfig
+    from jq.npu.provider import check_config as check_config
+    from jq.npu.provider import provider_config as provider_config
+    from jq.npu.provider_report import Comparison as Comparison
+    from jq.npu.provider_report import ProviderReport as ProviderReport
+    from jq.npu.provider_report import compare_with_report as compare_with_report
+    from jq.npu.provider_report import read_console as read_console
+    from jq.npu.provider_report import read_report as read_report
 
 # The facts stand above operators and readings, which import this package; a forecast needs the whole flow.
 _HOMES = {
@@ -31,4 +35,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *(name for names in _HOMES.values() for name in names)})

@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -82,6 +82,14 @@ class Forecast:
         used = Counter(p.rule for p in self.nodes.values())
         return tuple(PLACE_RULES[name] for name, _ in used.most_common())
 
+    @property
+    def broken(self) -> dict[PlaceRule, list[Break]]:
+        """The breaks by rule, those of most first."""
+        groups: dict[PlaceRule, list[Break]] = {}
+        for one in self.breaks:
+            groups.setdefault(one.rule, []).append(one)
+        return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
     def to_dict(self) -> dict[str, Any]:
         """The forecast as JSON holds it."""
         whole = {"chip": self.chip, "backend": self.backend, "format": self.format, "counts": dict(self.counts)}
@@ -122,7 +130,7 @@ class Forecast:
         if any(self.copies.values()):
             added = ", ".join(f"{place} {count}" for place, count in self.copies.items())
             yield f"the provider will count more quantizers, as the runtime copies those that several nodes read: {added}"
-        for rule, breaks in _by_rule(self.breaks):
+        for rule, breaks in self.broken.items():
             nodes = [n for b in breaks for n in b.nodes]
             shown = ", ".join(b.node for b in breaks[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
             ops = ", ".join(dict.fromkeys(op for b in breaks for op in b.ops))
@@ -219,13 +227,6 @@ def _breaks(placed: Placed) -> Iterator[Break]:
     for unit, rule in placed.broken:
         named = tuple(by_output.get(next((o for o in n.outputs if o), ""), n.label) for n in unit.nodes)
         yield Break(named[0], named, tuple(n.op_type for n in unit.nodes), PLACE_RULES[rule])
-
-
-def _by_rule(breaks: Sequence[Break]) -> list[tuple[PlaceRule, list[Break]]]:
-    groups: dict[str, list[Break]] = {}
-    for one in breaks:
-        groups.setdefault(one.rule.name, []).append(one)
-    return [(PLACE_RULES[name], group) for name, group in sorted(groups.items(), key=lambda g: -len(g[1]))]
 
 
 # --- Advice ---

@@ -26,6 +26,7 @@ from jq.npu.units import ComputeUnit, Units, constant, is_quantizer, units_of
 from jq.ops.kinds import (
     adds,
     averages,
+    divides,
     is_clip,
     is_concat,
     is_conv,
@@ -173,6 +174,8 @@ def _rule(graph: Graph, unit: ComputeUnit, backend: str, format: str) -> _Ruling
         return False, "foreign-domain"
     if any(_rank(graph, n) > NPU_RANK for n in unit.nodes):
         return False, "rank"
+    if len(unit.nodes) == 1 and _has_float_operand(graph, unit.layer):
+        return False, "not-quantized"
     if len(unit.nodes) > 1:
         return _pair(graph, unit, backend, format)
     return _single(graph, unit.layer, backend, format or "A8W8")
@@ -214,6 +217,10 @@ def _single(graph: Graph, node: Node, backend: str, format: str) -> _Ruling:
 
 def _is_layer(node: Node) -> bool:
     return is_layer(node) or computes_on_codes(node)
+
+
+def _has_float_operand(graph: Graph, node: Node) -> bool:
+    return (adds(node) or is_product(node) or divides(node)) and any(name in graph.params for name in node.inputs)
 
 
 def _on_codes(unit: ComputeUnit) -> bool:

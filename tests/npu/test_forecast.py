@@ -107,6 +107,28 @@ def test_a_layer_left_in_float_is_the_cpus_with_its_activation():
     assert forecast.subgraphs == 2 and {b.rule.name for b in forecast.breaks} == {"not-quantized"}
 
 
+def test_a_resize_that_interpolates_is_the_cpus_and_a_nearest_one_is_not():
+    for mode, count in (("linear", 1), ("nearest", 0)):
+        net = structures.Net()
+        x = net.op("Relu", net.conv("x", 3, 4, 3))
+        x = net.op("Resize", x, "", net.array("scales", [1, 1, 2, 2]), mode=mode)
+        forecast = forecast_of(net.classify(net.op("Relu", net.conv(x, 4, 4)), 4), "XINT8")
+        assert forecast.counts["cpu"] == count and forecast.subgraphs == 1 + count
+
+
+def test_formats_that_the_provider_does_not_read():
+    data = np.ones((2, 3, 8, 8), np.float32)
+    made = jq.quantize(structures.residual(1), data, "XINT8", format="fix_neuron").model
+    forecast = jq.npu.forecast(made)
+    assert forecast.counts["npu"] == 0 and forecast.format == "" and forecast.advice == ()
+    assert any("QuantizeLinear" in note for note in forecast.notes)
+    wide = forecast_of(structures.residual(1), "INT16_CNN_DEFAULT")  # weights of 16 bits
+    assert {b.rule.name for b in wide.breaks} == {"format"} and wide.breaks[0].source
+    codes = jq.quantize(structures.residual(1), data, "A8W8", format="qoperator").model
+    placed = jq.npu.forecast(codes).nodes.values()
+    assert {p.place for p in placed if p.op == "QLinearConv"} == {"npu"}
+
+
 def test_every_node_has_a_place_and_a_rule_with_a_source():
     quantized = jq.quantize(structures.inverted_bottleneck(1), np.ones((2, 3, 8, 8), np.float32), "XINT8").model
     forecast = jq.npu.forecast(quantized)
