@@ -85,10 +85,25 @@ def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
         return _power_of_two(exponent, config)
     if stats.config.activation_grid != config.activation_grid:
         return _power_of_two(_regridded_exponent(stats, tensor, config.activation_grid), config)
-    best = stats.best_exponent(tensor)
+    best = _exponent_behind(stats, tensor)
+    best = stats.best_exponent(tensor) if best is None else best
     if best is None:
         raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
     return _power_of_two(best, config)
+
+
+def _exponent_behind(stats: Stats, tensor: str) -> int | None:
+    """The exponent that loses least behind the function that reads a tensor; None without one, or if it is not among the
+    candidates but beyond their ends."""
+    losses = stats.errors_behind(tensor)
+    if losses is None:
+        return None
+    octaves = np.log2(REACHES)
+    whole = np.flatnonzero(octaves % 1 == 0)
+    best = int(losses[whole].argmin())
+    grid = stats.config.activation_grid
+    bits = (grid.qmax - grid.middle).bit_length()
+    return int(octaves[whole[best]]) - bits if 0 < best < whole.size - 1 else None
 
 
 def _regridded_exponent(stats: Stats, tensor: str, grid: Integer) -> int:

@@ -35,10 +35,12 @@ from jq.plan.scales import channel_axes
 from jq.recovery.rounding_losses import Loss, Watched
 from jq.util.progress import log
 
+_SAID = 10  # mends that the warning names, the worst ones
 _BIT = 6.02  # dB
 _LESS = 8.0  # dB below the bound, for operands of a Concat, and for weights, where floats cost most
 _SHIFT = 16.0  # dB above the bound, for the means of a layer's channels: shifts add up, where rounding averages out
 _FINER = 7.0  # dB above the bound, for weights that can have a scale for each channel, which costs nothing
+_WIDE = 10.0  # dB more for these where activations have more than 8 bits: what weights lose is all that is lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,9 @@ def warn_of_mends(made: Guarded) -> None:
     """Warn of what the guard did, with the override that does the same and the way to leave all as it was."""
     if made.mends:
         first = f"guard: {len(made.mends)} tensors lost more than rounding may cost, and were mended"
-        lines = [first, *(f"  {m}" for m in made.mends), "  guard=None (--guard off) leaves all as it was"]
+        worst = sorted(made.mends, key=lambda m: m.before)[:_SAID]
+        rest = [f"  and {len(made.mends) - _SAID} more, in the report and in result.guard"] if made.mends[_SAID:] else []
+        lines = [first, *(f"  {m}" for m in worst), *rest, "  guard=None (--guard off) leaves all as it was"]
         warnings.warn("\n".join(lines), stacklevel=3)
 
 
@@ -160,7 +164,11 @@ def _bound(loss: Loss, graph: Graph, state: Guarded, bound: float) -> float:
     assert isinstance(grid, Integer)
     bound -= _BIT * max(0, 8 - grid.bits)
     if loss.tensor in state.plan.weights:
-        return bound + _FINER if _finer(graph, state, loss) else bound - _LESS
+        if not _finer(graph, state, loss):
+            return bound - _LESS
+        activation = state.config.activation
+        wide = isinstance(activation, Integer) and activation.bits > 8
+        return bound + _FINER + (_WIDE if wide else 0)
     return bound - _LESS if loss.part.startswith("operand") else bound
 
 

@@ -115,8 +115,10 @@ def data(count: int = 6) -> np.ndarray:
 def test_only_8_bits_of_searched_symmetric_scales_are_judged_so() -> None:
     graph = jq.load(model(True))
     assert focused_tensors(graph, presets["A8W8"]) == {("Sigmoid", True): ("t",)}
+    assert focused_tensors(graph, presets["XINT8"]) == {("Sigmoid", True): ("t",)}
     for other in (
-        presets["XINT8"],
+        presets["XINT8"].replace(strict_quark=True),
+        presets["XINT8"].replace(method="nonoverflow"),
         presets["A8W8"].replace(strict_quark=True),
         presets["A8W8"].replace(method="percentile"),
         presets["A16W8"],
@@ -141,6 +143,17 @@ def test_the_scale_loses_least_behind_the_function(gated: bool, factor: int, tmp
     assert lost(f, t, scale) <= 1.05 * best < 0.5 * lost(f, t, np.abs(t).max() / 127)
     assert jq.make_plan(graph, stats, config)["t"].scale == np.float32(scale)
     assert jq.activation_ranges(stats, config)["t"] == stats.range("t")  # as onnxruntime's
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_power_of_two_loses_least_behind_the_function(gated: bool) -> None:
+    f, graph, x = FUNCTIONS["Sigmoid", gated], jq.load(model(gated)), data()
+    t = x * np.array([1, 1, 1, -12], np.float32)[:, None, None]
+    stats = jq.calibrate(graph, x, "XINT8")
+    behind = int(jq.activation_qparams(graph, stats, "XINT8")["t"].exponent)
+    losses = {e: lost(f, t, 2.0**e) for e in range(-8, 2)}
+    assert losses[behind] <= 1.05 * min(losses.values())
+    assert behind < stats.best_exponent("t"), "as without the function: the case shows nothing"
 
 
 def test_where_nothing_is_flat_the_range_stays() -> None:
