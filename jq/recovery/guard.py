@@ -120,7 +120,9 @@ def warn_of_mends(made: Guarded) -> None:
     if made.mends:
         first = f"guard: {len(made.mends)} tensors lost more than rounding may cost, and were mended"
         worst = sorted(made.mends, key=lambda m: m.before)[:_SAID]
-        rest = [f"  and {len(made.mends) - _SAID} more, in the report and in result.guard"] if made.mends[_SAID:] else []
+        rest = (
+            [f"  and {len(made.mends) - _SAID} more, in the report and in result.guard"] if made.mends[_SAID:] else []
+        )
         lines = [first, *(f"  {m}" for m in worst), *rest, "  guard=None (--guard off) leaves all as it was"]
         warnings.warn("\n".join(lines), stacklevel=3)
 

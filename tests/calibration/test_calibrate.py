@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 import jq
 from jq.arithmetic.formats import UINT8
+from jq.calibration.observed import focused_tensors
 from jq.calibration.observers import HistogramObserver, Range
 from jq.config import QuantConfig
 from tests.conftest import SHARED
@@ -731,10 +732,11 @@ class TestQuark:
         found = {k: -v for k, v in exponents(graph, stats).items()}
         positions = {k: -round(math.log2(high / 127)) for k, (_, high) in expected["calib_ranges"].items()}
         inlined = {k for k in positions if k.startswith("_inlfunc_")}  # inside of what Quark takes apart
-        assert {k: found[k] for k in positions.keys() - inlined} == {
-            k: positions[k] for k in positions.keys() - inlined
-        }
-        assert len(inlined) <= 1
+        # Where a function saturates we search behind it, which Quark does not.
+        focused = {t for names in focused_tensors(graph, QuantConfig(method=method)).values() for t in names}
+        compared = positions.keys() - inlined - focused
+        assert {k: found[k] for k in compared} == {k: positions[k] for k in compared}
+        assert len(inlined) <= 1 and len(compared) >= len(positions) - 5
 
     @pytest.mark.parametrize("name", ["cnn", "zoo"])
     def test_positions_of_weights(self, name):
