@@ -23,6 +23,9 @@ from jq.graph.read import ModelLike, load
 from jq.npu.changes import CHANGES, in_format
 from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, PLACE_RULES, Evidence, PlaceRule
 from jq.npu.placing import Place, Placed, UnitPlace, place
+from jq.npu.placing import names as named
+from jq.npu.units import is_quantizer
+from jq.ops.kinds import is_hard_sigmoid, is_layer
 from jq.pipeline import calibrated
 from jq.util import files, markup
 
@@ -249,14 +252,35 @@ def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[A
         evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
         name = " + ".join(c.name for c in helping)
         yield _advised(name, "these together", evidence, place(together, backend))
-    for format in BACKEND_FORMATS[backend]:
-        after = place(in_format(graph, format), backend, format) if format != placed.format else placed
+    gated = any(is_hard_sigmoid(n) for n in graph.nodes)
+    for format in (f for f in BACKEND_FORMATS[backend] if f != placed.format):
+        after = place(in_format(graph, format), backend, format)
         if _helps(after, placed):
-            yield _advised(f"format {format}", f"quantize to {format} instead", "log", after)
+            stands = ", if each HardSigmoid stands for a Sigmoid" if gated and format != "XINT8" else ""
+            yield _advised(
+                f"format {format}", f"quantize to {format} instead{stands}", "guess" if stands else "log", after
+            )
+    if names := _small_pieces(graph, placed):
+        after = place(graph, backend, None, names)
+        yield _advised(
+            "exclude", f"leave these in float, as they hold no layer: exclude={json.dumps(names)}", "guess", after
+        )
     for other in CHIPS[chip].backends:
         after = place(graph, other) if other != backend and placed.format in BACKEND_FORMATS[other] else placed
         if _helps(after, placed):
             yield _advised(f"backend {other}", f"compile with target {other}", "guess", after)
+
+
+def _small_pieces(graph: Graph, placed: Placed) -> list[str]:
+    """The nodes of subgraphs without a layer, by label: a transfer each way for what the CPU does as quickly."""
+    pieces: dict[int, list[str]] = {}
+    layers = {placed.nodes[name].subgraph for name, node in named(graph).items() if is_layer(node)}
+    for name, node in named(graph).items():
+        piece = placed.nodes[name].subgraph
+        if piece is not None and piece not in layers and not is_quantizer(node):
+            pieces.setdefault(piece, []).append(node.label)
+    fewest = placed.subgraphs - len(pieces)
+    return [label for labels in pieces.values() for label in labels] if fewest else []
 
 
 def _helps(after: Placed, before: Placed) -> bool:
@@ -270,6 +294,12 @@ def _advised(name: str, what: str, evidence: Evidence, after: Placed) -> Advice:
 
 
 def _notes(placed: Placed, chip: str) -> Iterator[str]:
+    floats = sum(p.rule == "not-quantized" for p in placed.nodes.values())
+    if floats > 1 and placed.format and CHIPS[chip].bfloat16:
+        yield (
+            f"{floats} nodes are float; the vendor's newest flow runs such in BF16, with the file that "
+            "provider_config(flow='mixed') writes"
+        )
     if any(p.rule == "concat-from-outside" for p in placed.nodes.values()):
         yield "the vendor's log counts subgraphs that are compiled and not run; why they are not is a guess"
     if not placed.format:

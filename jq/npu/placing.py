@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jq.graph import Graph, Node
@@ -86,12 +86,20 @@ class Placed:
         return {place: counts[place] for place in PLACES}
 
 
-def place(graph: Graph, backend: str, format: str | None = None) -> Placed:
-    """Return where each node of a quantized graph runs on a backend, in its own format or in one assumed."""
+def place(graph: Graph, backend: str, format: str | None = None, floats: Collection[str] = ()) -> Placed:
+    """Return where each node of a quantized graph runs on a backend, in its own format or in one assumed.
+
+    `floats` are nodes, by label, that would be left in float: the units that hold them.
+    """
     units = units_of(graph)
     assumed = format or format_of(units)
     whole = _whole(units, backend, assumed)
-    rules = [whole or _rule(graph, u, backend, format or _format(u, assumed)) for u in units.units]
+    rules = [
+        (False, "not-quantized")
+        if any(n.label in floats for n in unit.nodes)
+        else whole or _rule(graph, unit, backend, format or _format(unit, assumed))
+        for unit in units.units
+    ]
     subgraph = pieces(units.units, [on_npu for on_npu, _ in rules])
     idle = _idle(units, subgraph) if backend == "X2" else set()
     rules = [

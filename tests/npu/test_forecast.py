@@ -129,6 +129,16 @@ def test_formats_that_the_provider_does_not_read():
     assert {p.place for p in placed if p.op == "QLinearConv"} == {"npu"}
 
 
+def test_a_subgraph_without_a_layer_is_better_left_in_float():
+    net = structures.Net()
+    x = net.op("Sigmoid", net.op("Relu", net.conv("x", 3, 8, 3)))
+    x = net.op("Sigmoid", net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]))
+    forecast = forecast_of(net.classify(net.conv(x, 8, 8), 8), jq.presets["XINT8"].replace(forms=()))
+    assert forecast.subgraphs == 3
+    advice = next(a for a in forecast.advice if a.change == "exclude")
+    assert advice.subgraphs == 2 and 'exclude=["maxpool' in advice.what
+
+
 def test_every_node_has_a_place_and_a_rule_with_a_source():
     quantized = jq.quantize(structures.inverted_bottleneck(1), np.ones((2, 3, 8, 8), np.float32), "XINT8").model
     forecast = jq.npu.forecast(quantized)
