@@ -1,6 +1,6 @@
 """The forecast beside the vendor's own logs: nodes on the NPU, on the CPU and in the provider, and subgraphs.
 
-    python experiments/npu/logs.py --models FOLDER [--logs npu_logs.json] [--config strict|default]
+    python experiments/npu/logs.py --models FOLDER [--logs npu_logs.json] [--config strict|default] [--out ROWS.jsonl]
 
 FOLDER holds the float structures of torchvision's networks, `NAME.onnx`; the logs are rows of model, format and counts. Each
 model is quantized on two random images, as structure alone decides. Counts are with the copies that the runtime makes of a
@@ -14,18 +14,25 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import jq
-from jq.graph.read import load
+from experiments.common import RESULTS, command, versions
 
 ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("npu", "cpu", "vitis_ep_cpu")
 
 
-def quantized(path: Path, format: str, strict: bool) -> jq.Graph:
-    config = jq.presets[format].replace(cle=False, strict_quark=strict)
-    images = np.random.default_rng(0).normal(size=(2, 3, 224, 224)).astype(np.float32)
-    return load(jq.quantize(path, images, config).model)
+def row_of(path: Path, logged: dict, strict: bool) -> dict:
+    """The logged counts and the forecast ones of a model."""
+    config = jq.presets[logged["format"]].replace(strict_quark=strict)
+    forecast = jq.npu.forecast(path, config=config)
+    return {
+        "model": logged["model"],
+        "format": logged["format"],
+        "logged": [*(logged[p] for p in PLACES), logged["subgraphs"], logged["subgraphs_run"]],
+        "forecast": [
+            *(forecast.counts[p] + forecast.copies.get(p, 0) for p in PLACES), forecast.subgraphs, forecast.subgraphs_run
+        ],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -33,30 +40,31 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--logs", type=Path, default=ROOT.parent / "shared" / "spec" / "npu_logs.json")
     parser.add_argument("--config", choices=("strict", "default"), default="strict")
+    parser.add_argument("--out", type=Path, default=RESULTS / "npu_logs.jsonl")
     arguments = parser.parse_args()
     if not arguments.logs.is_file():
         sys.exit(f"skipped: no logs at {arguments.logs}")
-    rows, near, whole, pieces = json.loads(arguments.logs.read_text())["rows"], 0, 0, 0
+    rows = []
     print("model, format; log, then forecast: npu/cpu/provider, subgraphs (of which run)")
-    for row in rows:
-        path = arguments.models / f"{row['model']}.onnx"
+    for logged in json.loads(arguments.logs.read_text())["rows"]:
+        path = arguments.models / f"{logged['model']}.onnx"
         if not path.is_file():
-            print(f"{row['model']} {row['format']}: no {path.name}")
+            print(f"{logged['model']} {logged['format']}: no {path.name}")
             continue
-        forecast = jq.npu.forecast(quantized(path, row["format"], arguments.config == "strict"))
-        logged = "/".join(str(row[k]) for k in ("npu", "cpu", "vitis_ep_cpu"))
-        ours = "/".join(str(count + forecast.copies.get(place, 0)) for place, count in forecast.counts.items())
-        near += abs(forecast.counts["cpu"] - row["cpu"]) <= 0.05 * row["cpu"]
-        whole += (forecast.subgraphs == 1) == (row["subgraphs"] == 1)
-        pieces += abs(forecast.subgraphs - row["subgraphs"]) <= 0.1 * row["subgraphs"]
-        print(
-            f"{row['model']:20} {row['format']:6} {logged:>13} {row['subgraphs']:>2} ({row['subgraphs_run']}); "
-            f"{ours:>13} {forecast.subgraphs:>2} ({forecast.subgraphs_run})",
-            flush=True,
-        )
-    print(
-        f"of {len(rows)} rows: CPU nodes within 5 % {near}, whole or broken as logged {whole}, subgraphs within 10 % {pieces}"
-    )
+        rows.append(row := row_of(path, logged, arguments.config == "strict"))
+        told = ["{:>4}/{:>3}/{:>4} {:>2} ({})".format(*row[k]) for k in ("logged", "forecast")]
+        print(f"{row['model']:20} {row['format']:6} {told[0]}; {told[1]}", flush=True)
+    pairs = [(row["logged"], row["forecast"]) for row in rows]
+    summary = {
+        "rows": len(rows),
+        "CPU nodes within 5 %": sum(abs(f[1] - log[1]) <= 0.05 * log[1] for log, f in pairs),
+        "whole or broken as logged": sum((f[3] == 1) == (log[3] == 1) for log, f in pairs),
+        "subgraphs within 10 %": sum(abs(f[3] - log[3]) <= 0.1 * log[3] for log, f in pairs),
+    }
+    print(summary)
+    record = {"experiment": "npu_logs", "config": arguments.config, **versions(), "command": command(), **summary}
+    with arguments.out.open("a") as file:
+        file.write(json.dumps(record | {"counts": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
 from jq.npu.changes import CHANGES, in_format
-from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, PLACE_RULES, Evidence, PlaceRule
+from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, NPU_FORMATS, PLACE_RULES, Evidence, PlaceRule
 from jq.npu.placing import Place, Placed, UnitPlace, place
 from jq.npu.placing import names as named
 from jq.npu.units import is_quantizer
@@ -252,11 +252,12 @@ def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[A
         evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
         name = " + ".join(c.name for c in helping)
         yield _advised(name, "these together", evidence, place(together, backend))
+    listed = (*NPU_FORMATS["HardSigmoid"], "XINT8")  # XINT8 makes it of Sigmoid
     gated = any(is_hard_sigmoid(n) for n in graph.nodes)
     for format in (f for f in BACKEND_FORMATS[backend] if f != placed.format):
         after = place(in_format(graph, format), backend, format)
         if _helps(after, placed):
-            stands = ", if each HardSigmoid stands for a Sigmoid" if gated and format != "XINT8" else ""
+            stands = ", if each HardSigmoid stands for a Sigmoid" if gated and format not in listed else ""
             yield _advised(
                 f"format {format}", f"quantize to {format} instead{stands}", "guess" if stands else "log", after
             )
