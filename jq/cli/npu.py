@@ -97,13 +97,14 @@ def npu(
 def _parts(forecast: Forecast, comparisons: list[Comparison], sources: list[str]) -> list[Any]:
     """The forecast's table and lines, with a column for each report."""
     first, _, _, *lines = forecast.lines()
-    names = [*_PLACES, "subgraphs", "subgraphs that run"]
-    copies = forecast.copies if comparisons else {}  # the provider counts them
-    ours = [*(forecast.counts[p] + copies.get(p, 0) for p in _PLACES), forecast.subgraphs, forecast.subgraphs_run]
     told = [{name: fact for name, _, fact in c.rows} for c in comparisons]
+    others = dict.fromkeys(name for t in told for name in t if name not in _PLACES and not name.startswith("subgraphs"))
+    copies = forecast.copies if comparisons else {}  # the provider counts them
+    ours = {place: forecast.counts[place] + copies.get(place, 0) for place in _PLACES} | dict.fromkeys(others, 0)
+    ours |= {"subgraphs": forecast.subgraphs, "subgraphs that run": forecast.subgraphs_run}
     rows = [
-        (_PLACES.get(name, name), own, *("" if t[name] is None else t[name] for t in told))
-        for name, own in zip(names, ours, strict=True)
+        (_PLACES.get(name, name), own, *("" if t.get(name) is None else t[name] for t in told))
+        for name, own in ours.items()
     ]
     judged = [line for comparison in comparisons for line in comparison.lines()]
     return [table(("nodes", "forecast", *sources), rows, first), *lines, *judged]

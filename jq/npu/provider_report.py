@@ -110,13 +110,13 @@ def read_report(path: str | os.PathLike[str]) -> ProviderReport:
         if not isinstance(name, str) or not _is_count(number):
             raise DataError(f"{path}: an entry of deviceStat needs a name and a nodeNum; got {_short(device)}; {_HOW}")
         if name != "all":
-            counts[_place(path, name)] += int(number)
+            counts[_place(name)] += int(number)
     nodes = {}
     for node in _entries(path, document, "nodeStat"):
         outputs, kind = node.get("output"), node.get("opType", "")
         if not isinstance(outputs, list) or not all(isinstance(o, str) for o in outputs) or not outputs:
             raise DataError(f"{path}: an entry of nodeStat needs a list of outputs; got {_short(node)}; {_HOW}")
-        where = _place(path, str(node.get("device", "CPU")))
+        where = _place(str(node.get("device", "CPU")))
         nodes[outputs[0]] = EP_CPU if where == CPU and str(kind).endswith(QUANTIZERS) else where
     subgraphs = {}
     for entry in _entries(path, document, "subgraphStat"):
@@ -126,7 +126,7 @@ def read_report(path: str | os.PathLike[str]) -> ProviderReport:
         subgraphs[entry["device"]] = int(number)  # type: ignore[arg-type]
     on_npu = [count for name, count in subgraphs.items() if _DEVICES.get(name) == NPU]
     return ProviderReport(
-        {place: counts[place] for place in (NPU, CPU, EP_CPU)},
+        _checked(path, counts),
         sum(on_npu) if on_npu else None,
         subgraphs.get(_RUNNING),
         nodes,
@@ -145,12 +145,12 @@ def read_console(path: str | os.PathLike[str]) -> ProviderReport:
         )
     counts: Counter[str] = Counter()
     for name, count in lines["Operators"].items():
-        counts[_place(path, name)] += int(count)
+        counts[_place(name)] += int(count)
     subgraphs = lines.get("Subgraphs", {})
     on_npu = [int(count) for name, count in subgraphs.items() if _DEVICES.get(name) == NPU]
     running = subgraphs.get(_RUNNING)
     return ProviderReport(
-        {place: counts[place] for place in (NPU, CPU, EP_CPU)},
+        _checked(path, counts),
         sum(on_npu) if on_npu else None,
         None if running is None else int(running),
         {},
@@ -182,7 +182,7 @@ def compare_with_report(forecast: Forecast, report: ProviderReport) -> Compariso
         else:
             verdicts.setdefault(placed.rule, ([], []))[fact != placed.place].append(name)
     rows = (
-        *((p, forecast.counts[p] + forecast.copies.get(p, 0), report.counts[p]) for p in (NPU, CPU, EP_CPU)),
+        *((p, forecast.counts.get(p, 0) + forecast.copies.get(p, 0), count) for p, count in report.counts.items()),
         ("subgraphs", forecast.subgraphs, report.subgraphs),
         ("subgraphs that run", forecast.subgraphs_run, report.running),
     )
@@ -215,10 +215,16 @@ def _entries(path: str | os.PathLike[str], document: Any, name: str) -> list[Map
     return entries
 
 
-def _place(path: str | os.PathLike[str], device: str) -> str:
-    if device not in _DEVICES:
-        raise DataError(f"{path} names a device {_short(device)}; known are {', '.join(_DEVICES)}; {_HOW}")
-    return _DEVICES[device]
+def _place(device: str) -> str:
+    """The place of a device's name; of one that no document names, the name, which is no place of a forecast."""
+    return _DEVICES.get(device, device)
+
+
+def _checked(path: str | os.PathLike[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """The counts by place, and by the names of other devices; a DataError where none of them is the provider's."""
+    if not any(place in counts for place in (NPU, CPU, EP_CPU)):
+        raise DataError(f"{path} counts nodes of {_short(list(counts))} alone; known are {', '.join(_DEVICES)}; {_HOW}")
+    return {**dict.fromkeys((NPU, CPU, EP_CPU), 0), **counts}
 
 
 def _is_count(value: Any) -> bool:

@@ -93,6 +93,14 @@ def test_the_lines_of_a_console(tmp_path):
     assert jq.npu.read_console(path).counts == {"npu": 0, "cpu": 8, "vitis_ep_cpu": 0}
 
 
+def test_a_device_that_no_document_names_has_a_row_of_its_own(forecast, tmp_path):
+    told = report_of(forecast)
+    told["deviceStat"].append({"name": "GQA", "nodeNum": 1})
+    told["nodeStat"][0]["device"] = "GQA"
+    compared = jq.npu.compare_with_report(forecast, jq.npu.read_report(written(tmp_path, told)))
+    assert ("GQA", 0, 1) in compared.rows and len(compared.wrong[0].wrong) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -104,7 +112,7 @@ def test_the_lines_of_a_console(tmp_path):
         ({"deviceStat": {"NPU": 3}}, "deviceStat needs a list of objects"),
         ({"deviceStat": [{"name": "NPU", "nodeNum": "many"}]}, "needs a name and a nodeNum"),
         ({"deviceStat": [{"name": "NPU", "nodeNum": True}]}, "needs a name and a nodeNum"),
-        ({"deviceStat": [{"name": "GPU", "nodeNum": 3}]}, "names a device"),
+        ({"deviceStat": [{"name": "GPU", "nodeNum": 3}]}, "alone; known are NPU"),
         ({"deviceStat": [{"name": "NPU", "nodeNum": 3}], "nodeStat": [{"output": []}]}, "list of outputs"),
         ({"deviceStat": [{"name": "NPU", "nodeNum": 3}], "subgraphStat": [{"device": "NPU"}]}, "device and a count"),
     ],
