@@ -38,14 +38,13 @@ from jq.graph import Graph, Node
 from jq.npu.rewrites.activations import sigmoids
 from jq.ops.linear import has_product
 from jq.ops.masks import masks
-from jq.ops.saturating import saturating_reader
+from jq.ops.saturating import TIED, saturating_reader
 from jq.ops.table import lookup
 from jq.readings.tracing import AnyOrder, trace
 from jq.util.digest import digest
 
 States = dict[str, State]
 
-_TIED = ("HardSigmoid", "HardSwish")  # functions whose positions the NPU's constraints tie
 _KEPT = 4  # programs of a graph
 _ROOM = 1  # octaves that values may grow beyond the first batch before the error table is made anew
 _ROOM_ONCE = 11  # the same where data cannot be read again
@@ -98,7 +97,7 @@ def focused_tensors(graph: Graph, config: QuantConfig) -> dict[tuple[str, bool],
     functions: dict[tuple[str, bool], tuple[str, ...]] = {}
     for tensor in (o for n in graph.nodes for o in n.outputs if o):
         function = saturating_reader(graph, tensor)
-        if function is not None and not (config.scale == "power_of_two" and function[0] in _TIED):
+        if function is not None and not (config.scale == "power_of_two" and function[0] in TIED):
             functions[function] = (*functions.get(function, ()), tensor)
     return functions
 
