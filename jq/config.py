@@ -27,7 +27,7 @@ from jq.arithmetic.formats import (
 from jq.errors import ConfigError, suggest
 from jq.graph import Node
 from jq.npu.facts import CNN_OPS, DYNAMIC_OPS, NPU_OPS
-from jq.npu.rewrites import FORMS, STRUCTURE
+from jq.npu.rewrites import FORMS, KEEPS_WHOLE, STRUCTURE
 from jq.util import markup
 from jq.util.fields import check, declared, documented, field
 
@@ -130,13 +130,24 @@ class QuantConfig:
         among=CANONICAL,
     )
     rewrites: tuple[str, ...] = field(
-        tuple(STRUCTURE), "changes of the graph before calibration (`jq.npu.rewrites`)", among=tuple(STRUCTURE)
+        tuple(name for name in STRUCTURE if name not in KEEPS_WHOLE),
+        "changes of the graph before calibration (`jq.npu.rewrites`)",
+        among=tuple(STRUCTURE),
     )
     forms: tuple[str, ...] = field(tuple(FORMS), "the NPU's forms of operators, after calibration", among=tuple(FORMS))
     form_loss: float | None = field(
         0.001,
         "Sigmoid becomes HardSigmoid, the NPU's form, where the squared error that this adds on calibration data, relative "
         "to the power, is no more than this, summed over all Sigmoids; None: always, as in Quark",
+        least=0,
+    )
+    whole: float | None = field(
+        None,
+        "keep the network in one piece on the NPU: Relu for each Clip from zero behind a layer where the largest code or the "
+        "data cut there anyway, with weights scaled so that the bound is the largest code, or where the squared error that "
+        "this adds, relative to the power and summed over all such Clips, is no more than this; channel shuffles as "
+        "reordered weights or 1x1 convolutions, depthwise 1x1 ones as ordinary ones, and means as pools, all exact; 0: what "
+        "is exact alone; None: nothing. Not under strict_quark",
         least=0,
     )
     output_ties: float | None = field(

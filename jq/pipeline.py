@@ -37,6 +37,7 @@ from jq.plan.planning import check_weights, plan_and_moves
 from jq.plan.selection import float_heads, selected
 from jq.readings.data_shapes import untraceable
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
+from jq.recovery.bounds import BoundChoice, bound_choice, fitted_bounds, with_relus
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import check_roundings, finetune
 from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
@@ -103,6 +104,10 @@ def quantize(
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
         params, plan = finetune(graph, plan, ready.data, config, roundings=roundings, **limits)
+    clips = bound_choice(graph, plan, config, ready.data)
+    log.info("clips: %s", clips or "none whose bound is left to rounding")
+    graph = with_relus(graph, clips)
+    params = {name: params[name] for name in graph.params}
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
@@ -112,7 +117,7 @@ def quantize(
     watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
     kept = output_losses(original, quantized, ready.data, config.seed) if watches else {}
     warn_of_outputs(kept)
-    facts = _facts(graph, config, stats, quantized, metadata) | _choices(ready, config, plan, kept)
+    facts = _facts(graph, config, stats, quantized, metadata) | _choices(ready, config, plan, kept, clips)
     facts |= {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
     report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params, guard=made)
@@ -140,7 +145,11 @@ def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | Non
         before, graph = graph, equalize(graph, config, data)
         log.info("equalized" if graph is not before else "equalization changed nothing")
     stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
-    return Calibrated(graph, stats, data, guarded(graph, stats, config, data))
+    made = guarded(graph, stats, config, data)
+    if (fitted := fitted_bounds(graph, made.plan, config)) is not graph:
+        graph, stats = fitted, calibrate(fitted, data, config, mesh=mesh)
+        made = guarded(graph, stats, config, data)
+    return Calibrated(graph, stats, data, made)
 
 
 def corrected(ready: Calibrated) -> Calibrated:
@@ -233,13 +242,17 @@ def _facts(
     }
 
 
-def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, kept: Mapping[str, float]) -> dict[str, str]:
+def _choices(
+    ready: Calibrated, config: QuantConfig, plan: Plan, kept: Mapping[str, float], clips: BoundChoice | None
+) -> dict[str, str]:
     """The facts of a report about what was chosen for this network, and what its outputs keep."""
     chosen = {}
     sigmoids = sigmoid_choice(ready.graph, ready.stats, config, plan.nodes)
     log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
     if sigmoids is not None:
         chosen["sigmoids"] = str(sigmoids)
+    if clips is not None:
+        chosen["clips"] = str(clips)
     if kept:
         chosen["outputs keep"] = ", ".join(f"{name} {sqnr:.1f} dB" for name, sqnr in kept.items())
     if ties := ties_of_outputs(ready.graph, plan, ready.stats):

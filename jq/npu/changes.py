@@ -131,23 +131,29 @@ def in_format(graph: Graph, format: str) -> Graph:
 CHANGES = (
     Change(
         "relu6_to_relu",
-        "Relu for Clip(0, 6) behind layers: the same where no value exceeds the bound, or the largest code is about the "
-        "bound; else measure it, or train with Relu",
+        "Relu for Clip(0, 6) behind layers: whole=0 in the config does it where rounding then cuts at the bound, so that all "
+        "codes stay, and whole=0.001 also where the measured loss is no more than that; else train with Relu",
         "log",
         _relu_for_clip,
     ),
     Change(
         "shuffle_to_conv",
-        "a 1x1 convolution that permutes channels for each Reshape, Transpose and Reshape; exact, and free where the "
-        "neighbours' weights are reordered instead",
+        "a 1x1 convolution that permutes channels for each Reshape, Transpose and Reshape, or reordered weights of the "
+        "neighbours, which are free; exact: whole=0 in the config, or shuffle_to_weights and shuffle_to_conv in rewrites",
         "log",
         _convolution_for_shuffle,
     ),
-    Change("mean_to_pool", "GlobalAveragePool for each mean over height and width; exact", "log", _pool_for_mean),
+    Change(
+        "mean_to_pool",
+        "GlobalAveragePool for each mean over height and width; exact: whole=0 in the config, or reduce_mean_to_flat_pool in "
+        "rewrites",
+        "log",
+        _pool_for_mean,
+    ),
     Change(
         "depthwise_to_dense",
         "an ordinary 1x1 convolution with a diagonal weight for each depthwise one that a BatchNormalization became; "
-        "exact, at the cost of its multiplications",
+        "exact, at the cost of its multiplications: whole=0 in the config, or depthwise_to_dense in rewrites",
         "guess",
         _dense_for_depthwise,
     ),

@@ -27,6 +27,7 @@ from jq.npu.placing import names as named
 from jq.npu.units import is_quantizer
 from jq.ops.kinds import is_hard_sigmoid, is_layer
 from jq.pipeline import calibrated
+from jq.recovery.bounds import bound_choice, with_relus
 from jq.util import files, markup
 
 _SHOWN = 3  # nodes named in a line
@@ -222,7 +223,9 @@ def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Grap
         warnings.filterwarnings("ignore", "no data given")  # the note says so
         samples = list(open_source(data, graph.inputs, seed=cheap.seed).limited(_SAMPLES).samples())
     ready = calibrated(graph, samples, cheap)
-    return load(export(ready.graph, ready.guarded.plan)), notes
+    plan = ready.guarded.plan
+    made = with_relus(ready.graph, bound_choice(ready.graph, plan, cheap, samples))
+    return load(export(made, plan)), notes
 
 
 def _breaks(placed: Placed) -> Iterator[Break]:

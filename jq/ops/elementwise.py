@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -15,6 +16,7 @@ import numpy as np
 from jax import lax
 from onnx import helper
 
+from jq.arithmetic.formats import INT8
 from jq.arithmetic.numerics import WIDEST
 from jq.errors import ModelError, UnsupportedOp
 from jq.graph.schemas import schema
@@ -221,11 +223,17 @@ def einsum(*inputs: Array, equation: str) -> Array:
 
 
 def _is_relu(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
-    """Whether a Clip is one that the vendor's compiler takes for a ReLU: to [0, 6] or [0, 1], by inputs."""
+    """Whether a Clip is one that the vendor's compiler takes for a ReLU: to [0, 6] or [0, 1], by inputs.
+
+    Another is one to the largest code of 8 bits at a scale below one, which a quantizer does by itself.
+    """
     bounds = [np.asarray(v).item() if v is not None and np.size(v) == 1 else None for v in operands[1:3]]
-    return len(bounds) == 2 and any(
-        None not in bounds and np.allclose(np.array(bounds, float), (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1)
-    )
+    if len(bounds) != 2 or None in bounds:
+        return False
+    scale, exponent = math.frexp(bounds[1] / INT8.qmax)
+    if bounds[0] == 0 and scale == 0.5 and exponent <= 0:
+        return True
+    return any(np.allclose(np.array(bounds, float), (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1))
 
 
 @op(

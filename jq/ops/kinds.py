@@ -45,6 +45,10 @@ averages = _kind("AveragePool", "GlobalAveragePool", "ReduceMean")
 controls = _kind("If", "Loop", "Scan")
 combines = _kind("Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "PRelu")  # elementwise, often with a constant
 keeps_range = _kind("Add", "Sub", "Where", "Max", "Min")  # the range of each operand shows in the output's
+keeps_channels = _kind(  # by one rule for all, with operands that are alike for all
+    "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "MaxPool", "AveragePool",
+    "GlobalAveragePool", "GlobalMaxPool",
+)  # fmt: skip
 guards = _kind("Add", "Max")  # with an epsilon, against zero
 breaks_at_zero = _kind("Sqrt", "Reciprocal", "Log", "Pow")
 divides = _kind("Div")

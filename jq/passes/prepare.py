@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
-from jq.npu.rewrites import NOT_QUARKS, STRUCTURE, Rewrite
+from jq.npu.rewrites import KEEPS_WHOLE, NOT_QUARKS, STRUCTURE, Rewrite
 from jq.passes import CLEANING, QUARKS, simplify
 from jq.passes.biases import own_biases
 from jq.passes.canonical import Canonical, put_together
@@ -32,7 +32,8 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
         log.info("canonical forms: %s", made)
         graph = simplify(made.graph) if made.graph is not graph else graph
     everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
-    for name in (n for n in STRUCTURE if n in config.rewrites and not (config.strict_quark and n in NOT_QUARKS)):
+    wanted = {*config.rewrites, *(() if config.whole is None else KEEPS_WHOLE)}
+    for name in (n for n in STRUCTURE if n in wanted and not (config.strict_quark and n in NOT_QUARKS)):
         graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
     return own_biases(graph) if config.bias == "int32" else graph
 

@@ -46,9 +46,13 @@ def untouched(name: str, model: onnx.ModelProto) -> None:
 def test_order() -> None:
     assert list(STRUCTURE) == [
         "reduce_mean_to_pool",
+        "reduce_mean_to_flat_pool",
         "split_large_pool",
         "split_to_slice",
         "batchnorm_to_conv",
+        "depthwise_to_dense",
+        "shuffle_to_weights",
+        "shuffle_to_conv",
         "hard_swish_to_product",
         "matmul_to_gemm",
         "dynamic_matmul_to_gemm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import jq
@@ -12,6 +13,13 @@ from jq.npu.rewrites import FORMS, STRUCTURE
 from tests.passes.models import batchnorm, build, node, statistics
 
 REWRITES = {**STRUCTURE, **FORMS}
+
+
+def shuffle(x: str, y: str) -> list[onnx.NodeProto]:
+    parted = node("Transpose", [f"{y}5"], [f"{y}t"], perm=(0, 2, 1, 3, 4))
+    return [node("Reshape", [x, "five"], [f"{y}5"]), parted, node("Reshape", [f"{y}t", "four"], [y])]
+
+
 SMALL = {
     "activations": [
         node("LeakyRelu", ["x"], ["a"], alpha=0.1),
@@ -37,6 +45,10 @@ SMALL = {
     ],
     "rows": [node("MatMul", ["x", "w"], ["p"]), node("Add", ["p", "bias"], ["y"])],
     "batchnorm": [batchnorm("x", "y", "n")],
+    "flat mean": [node("ReduceMean", ["x"], ["y"], axes=(2, 3), keepdims=0)],
+    "depthwise": [node("Conv", ["x", "deep"], ["y"], group=4)],
+    "shuffle": [node("Conv", ["x", "deep"], ["c"], group=4), *shuffle("c", "y")],
+    "ordered shuffle": [node("Conv", ["x", "o"], ["c"]), *shuffle("c", "y")],
 }
 
 
@@ -44,6 +56,8 @@ def graph_of(name: str) -> Graph:
     if name in jq.zoo.models():
         return load(jq.zoo.path(name))
     arrays = {"w": np.ones((18, 3), np.float32), "bias": np.ones(3, np.float32)} | statistics("n", 4)
+    arrays |= {"deep": np.ones((4, 1, 1, 1), np.float32), "o": np.ones((4, 4, 1, 1), np.float32)}
+    arrays |= {"five": np.array([2, 2, 2, 16, 18]), "four": np.array([2, 4, 16, 18])}
     shapes = {"large pool": (2, 4, 40, 50), "rows": ("n", 18)}
     return load(build(SMALL[name], arrays, x=shapes.get(name, (2, 4, 16, 18))))
 

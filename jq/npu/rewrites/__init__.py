@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jq.npu.rewrites.activations import hard_swish_to_product, leaky_relu_alpha, sigmoid_to_hard_sigmoid
-from jq.npu.rewrites.batchnorm import batchnorm_to_conv
+from jq.npu.rewrites.batchnorm import batchnorm_to_conv, depthwise_to_dense
 from jq.npu.rewrites.edits import Applies, Rewrite, everywhere
 from jq.npu.rewrites.factors import (
     average_pool_factor,
@@ -22,18 +22,23 @@ from jq.npu.rewrites.factors import (
     rectangular_pool_factor,
     reduce_mean_factor,
 )
-from jq.npu.rewrites.pools import reduce_mean_to_pool, split_large_pool
+from jq.npu.rewrites.pools import reduce_mean_to_flat_pool, reduce_mean_to_pool, split_large_pool
 from jq.npu.rewrites.products import dynamic_matmul_to_gemm, matmul_to_gemm
+from jq.npu.rewrites.shuffles import shuffle_to_conv, shuffle_to_weights
 from jq.npu.rewrites.splits import split_to_slice
 
-__all__ = ["FORMS", "FUNCTIONS", "NOT_QUARKS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
+__all__ = ["FORMS", "FUNCTIONS", "KEEPS_WHOLE", "NOT_QUARKS", "STRUCTURE", "Applies", "Rewrite", "everywhere"]
 
 STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
     {
         "reduce_mean_to_pool": reduce_mean_to_pool,
+        "reduce_mean_to_flat_pool": reduce_mean_to_flat_pool,
         "split_large_pool": split_large_pool,
         "split_to_slice": split_to_slice,
         "batchnorm_to_conv": batchnorm_to_conv,
+        "depthwise_to_dense": depthwise_to_dense,
+        "shuffle_to_weights": shuffle_to_weights,
+        "shuffle_to_conv": shuffle_to_conv,
         "hard_swish_to_product": hard_swish_to_product,
         "matmul_to_gemm": matmul_to_gemm,
         "dynamic_matmul_to_gemm": dynamic_matmul_to_gemm,
@@ -42,7 +47,10 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
 
 # Forms that change what an activation computes: the constraints are those of the operator that it becomes.
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
-NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor")  # what suits the chip and Quark does not do
+# What keeps a network in one piece on the chip, and is made where the configuration asks for that.
+KEEPS_WHOLE = ("reduce_mean_to_flat_pool", "depthwise_to_dense", "shuffle_to_weights", "shuffle_to_conv")
+# What suits the chip and Quark does not do.
+NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor", *KEEPS_WHOLE)
 
 FORMS: Mapping[str, Rewrite] = MappingProxyType(
     {

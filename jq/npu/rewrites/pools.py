@@ -24,6 +24,23 @@ def reduce_mean_to_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
     return substitute(graph, nodes)
 
 
+def reduce_mean_to_flat_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
+    """The graph with ReduceMean over height and width as GlobalAveragePool and Flatten, where it drops the dims.
+
+    A pool and its factor are a pair that the NPU's provider knows; a mean and a factor are not.
+    """
+    taken, named = set(graph.tensors), node_names(graph)
+    nodes: dict[Node, Sequence[Node]] = {}
+    for node in candidates(graph, applies, "ReduceMean"):
+        axes = reduced_axes(graph, node)
+        dropped = axes is not None and len(axes) == 2 and not node.attrs.get("keepdims", 1)
+        if dropped and {a % 4 for a in axes or ()} == {2, 3} and static_shape(graph, node.inputs[0], 4) is not None:
+            pooled, label = fresh(f"{node.outputs[0]}_Pool", taken), fresh(f"{node.label}_Pool", named)
+            pool = Node("GlobalAveragePool", node.inputs[:1], (pooled,), {}, label)
+            nodes[node] = (pool, Node("Flatten", (pooled,), node.outputs, {"axis": 1}, node.name))
+    return substitute(graph, nodes)
+
+
 def split_large_pool(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with GlobalAveragePool over more than 512 pixels in two steps, where two are enough.
 

@@ -121,7 +121,11 @@ class _Finder:
         if layer is not None and layer.x in self.channels and layer.y in self.channels:
             counts = len(self.channels[layer.x]), len(self.channels[layer.y])
             if layer.reads.max() < counts[0] and len(layer.weight) == counts[1]:
-                self.layers.append(layer)
+                order = _permutation(layer)
+                if order is None:
+                    self.layers.append(layer)
+                else:  # exact as it is
+                    self.ties.append((self.channels[layer.x][order], self.channels[layer.y]))
                 return
         if node.domain or node.subgraphs or not self._passes(node):
             self.fix(*node.reads(), *node.outputs)
@@ -136,7 +140,7 @@ class _Finder:
             return False
         match node.op_type:
             case "Clip":
-                bound = _bound(graph, node) if self.through_clips and graph.sole_reader(x) is node else None
+                bound = upper_bound(graph, node) if self.through_clips and graph.sole_reader(x) is node else None
                 if passes := bound is not None and self.tie(x, y):
                     self.clips.append((node, bound))
                 return passes
@@ -226,6 +230,17 @@ def layer_of(graph: Graph, node: Node) -> Layer | None:
         return None
     flat = None if bias is None else np.broadcast_to(bias.reshape(-1), outputs).astype(np.float32)
     return Layer(node, by_output.weight.astype(np.float32, copy=False), flat, by_output.reads, by_output.folded)
+
+
+def _permutation(layer: Layer) -> np.ndarray | None:
+    """The channels that a layer reads, in the order in which it makes them, if that is all that it does."""
+    outputs, inputs, kernel = layer.weight.shape
+    if outputs != inputs or kernel != 1 or layer.bias is not None or outputs == 1 or len(layer.reads) != 1:
+        return None
+    matrix = layer.weight[:, :, 0]
+    order = matrix.argmax(1)
+    permutes = np.array_equal(np.sort(order), np.arange(inputs)) and np.array_equal(matrix, np.eye(inputs)[order])
+    return order if permutes else None
 
 
 def scaled(graph: Graph, groups: Groups, factors: np.ndarray) -> Graph:
@@ -330,7 +345,7 @@ def _repeats(graph: Graph, node: Node) -> int:
     return int(before[:2] == after[:2] and len(before) == len(after))
 
 
-def _bound(graph: Graph, node: Node) -> float | None:
+def upper_bound(graph: Graph, node: Node) -> float | None:
     """The upper bound of a Clip from zero, or None."""
     low, high = (node.attrs.get(k) for k in ("min", "max"))
     if len(node.inputs) > 1 or (low is None and high is None):
