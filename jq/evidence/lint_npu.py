@@ -14,6 +14,7 @@ from jq.graph import Graph, Node, Value
 from jq.graph.quantizers import is_quantized
 from jq.graph.schemas import attributes
 from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope, pool_multiplier, reciprocal
+from jq.npu.rewrites import KEEPS_WHOLE, STRUCTURE
 from jq.npu.rewrites.activations import gates_itself
 from jq.npu.rewrites.pools import reduced_axes, split_kernel
 from jq.plan.outputs import pooled_outputs
@@ -113,6 +114,22 @@ def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
                 f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {counted(len(nodes), 'node')} after a Conv or its like; only "
                 "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits",
             )
+
+
+@_rule("keeps-whole", "note")
+def _keeps_whole(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    wanted = () if config.whole is None or config.strict_quark else KEEPS_WHOLE
+    chosen = selected(graph, config.replace(op_types=None))
+    for name in wanted:
+        made = STRUCTURE[name](graph, lambda node: node.outputs[0] in chosen)
+        kept = set(made.nodes)
+        if replaced := [n for n in graph.nodes if n not in kept] if made is not graph else []:
+            ops = listed(dict.fromkeys(n.op_type for n in replaced))
+            text = (
+                f"{name} changes {counted(len(replaced), 'node')} ({ops}), as whole={config.whole:g} asks; it is exact"
+            )
+            yield Found(replaced[0].label, text)
+        graph = made
 
 
 @_rule("pool-size")

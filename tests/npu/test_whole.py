@@ -127,3 +127,12 @@ def test_one_rewrite_by_its_name():
 def test_advice_names_the_option():
     forecast = jq.npu.forecast(structures.inverted_bottleneck(1), config="XINT8")
     assert "whole=0 " in next(a.what for a in forecast.advice if a.change == "relu6_to_relu")
+
+
+def test_lint_names_what_is_done():
+    model = structures.shuffled(2)
+    rules = [(f.severity, f.message) for f in jq.lint(model, XINT8.replace(whole=0.0)) if f.rule == "keeps-whole"]
+    assert [severity for severity, _ in rules] == ["note"] * len(rules)
+    names = [message.split()[0] for _, message in rules]
+    assert names == ["reduce_mean_to_flat_pool", "shuffle_to_weights", "shuffle_to_conv"]
+    assert not [f for f in jq.lint(model, XINT8) if f.rule == "keeps-whole"]
