@@ -30,7 +30,10 @@ from jq.plan.scales import activation_qparams, activation_ranges, weight_qparams
 from jq.readings import integer
 from jq.readings.batches import chunked
 from jq.readings.fake import FakeQuant, fake_quant
+from jq.readings.named import open_reading
 from jq.readings.packing import pack
+from jq.readings.provider import Provider
+from jq.readings.timing import Timing, benchmark
 from jq.readings.tracing import Traced, trace
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
@@ -38,10 +41,11 @@ from jq.recovery.finetuning import finetune
 from jq.version import __version__
 
 __all__ = [
-    "ConfigError", "DataError", "Error", "FakeQuant", "Finding", "Graph", "ModelError", "Node", "Plan", "QParams",
-    "QuantConfig", "Report", "Result", "Stats", "Traced", "UnsupportedOp", "Value", "__version__",
-    "activation_qparams", "activation_ranges", "calibrate", "chunked", "compare", "convert", "correct_biases",
-    "equalize", "evaluate", "export", "fake_quant", "finetune", "formats", "images", "infer", "inspect", "integer",
-    "lint", "load", "make_plan", "metrics", "npu", "observers", "pack", "prepare", "preprocess", "presets",
-    "quantize", "recovery", "research", "save", "split_quantizers", "to_model", "trace", "weight_qparams", "zoo",
+    "ConfigError", "DataError", "Error", "FakeQuant", "Finding", "Graph", "ModelError", "Node", "Plan", "Provider",
+    "QParams", "QuantConfig", "Report", "Result", "Stats", "Timing", "Traced", "UnsupportedOp", "Value",
+    "__version__", "activation_qparams", "activation_ranges", "benchmark", "calibrate", "chunked", "compare",
+    "convert", "correct_biases", "equalize", "evaluate", "export", "fake_quant", "finetune", "formats", "images",
+    "infer", "inspect", "integer", "lint", "load", "make_plan", "metrics", "npu", "observers", "open_reading",
+    "pack", "prepare", "preprocess", "presets", "quantize", "recovery", "research", "save", "split_quantizers",
+    "to_model", "trace", "weight_qparams", "zoo",
 ]  # fmt: skip

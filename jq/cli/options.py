@@ -15,6 +15,7 @@ import jq
 from jq.config import resolve
 from jq.config_file import SUFFIXES, read_config
 from jq.errors import ConfigError
+from jq.readings.provider import provider_of
 from jq.util import files
 
 
@@ -42,9 +43,28 @@ Config = Annotated[
 Reading = Annotated[
     str,
     typer.Option(
-        help="Run the model by onnxruntime, jq in float32, or a target (ort, dpu, aie2_x1, aie2_even).",
-        autocompletion=beginning(lambda: ("onnxruntime", "jq", *jq.integer.TARGETS)),
+        help="Run the model by onnxruntime, one of its providers (cpu, vitisai, ...), jq in float32, or a target (ort, dpu, "
+        "aie2_x1, aie2_even).",
+        autocompletion=beginning(lambda: ("onnxruntime", "cpu", "vitisai", "jq", *jq.integer.TARGETS)),
     ),
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="Option of the provider that --reading names, config_file, say; may be repeated."
+    ),
+]
+Context = Annotated[
+    Path | None,
+    typer.Option(
+        "--ep-context",
+        help="Save the model that the provider compiled in this .onnx file, and read it from there the next time.",
+        show_default=False,
+    ),
+]
+Embed = Annotated[bool, typer.Option("--ep-context-embed", help="Put the compiled code into that file.")]
+Benchmark = Annotated[
+    bool, typer.Option("--benchmark", help="Time 100 runs of one sample each after 10 to warm up, or 20 seconds.")
 ]
 Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, or batches of a fixed size [all].")]
 
@@ -98,6 +118,26 @@ def decibels(text: str) -> float | None:
 def config_of(name: str) -> jq.QuantConfig:
     """Return a preset by name, or the config in a TOML or JSON file."""
     return read_config(name) if name.endswith(SUFFIXES) else resolve(name)
+
+
+def reading_of(
+    name: str, options: Iterable[str] | None, context: Path | None = None, embed: bool = False
+) -> str | jq.Provider:
+    """Return the reading that the options name, with those of its provider."""
+    given: dict[str, str] = {}
+    for text in options or ():
+        option, equals, value = text.partition("=")
+        if not equals or not option:
+            raise ConfigError(f"--provider-option needs the form NAME=VALUE; got {text!r}")
+        given[option] = value
+    if not given and context is None and not embed:
+        return name
+    provider = provider_of(name)
+    if provider is None:
+        raise ConfigError(
+            f"--provider-option and --ep-context need --reading with a provider of onnxruntime, vitisai, say; got {name!r}"
+        )
+    return jq.Provider(provider.name, given, context, embed)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -9,7 +9,17 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import AnyModel, Data, Limit, Reading
+from jq.cli.options import (
+    AnyModel,
+    Benchmark,
+    Context,
+    Data,
+    Embed,
+    Limit,
+    ProviderOption,
+    Reading,
+    reading_of,
+)
 from jq.cli.show import answer, table
 from jq.errors import ConfigError
 from jq.util import files
@@ -21,16 +31,27 @@ def infer(
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the outputs.", show_default=False)],
     data: Data = None,
     reading: Reading = "onnxruntime",
+    provider_option: ProviderOption = None,
+    ep_context: Context = None,
+    ep_context_embed: Embed = False,
+    benchmark: Benchmark = False,
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON document.")] = False,
 ) -> None:
     """Write a model's outputs on data to a new folder: one .npy for each sample and output, and a manifest.
 
     Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
+
+    Example: jq-quant infer model_xint8.onnx --data images/ -o npu/ --reading vitisai --provider-option target=X2
     """
-    summary = jq.infer(model, data, output, reading=reading, limit=limit)
+    asked = reading_of(reading, provider_option, ep_context, ep_context_embed)
+    graph = jq.load(model)
+    run = jq.open_reading(graph, asked, original=model) if benchmark else asked
+    summary = jq.infer(model, data, output, reading=run, limit=limit)
+    timing = jq.benchmark(model, data, run) if benchmark else None
     outputs = ", ".join(f"{o['name']} ({o['dtype']}) in {o['folder']}" for o in summary["outputs"])
-    answer(as_json, summary, f"{summary['samples']} samples: {outputs}", f"written: {output}")
+    lines = (f"{summary['samples']} samples: {outputs}", *([str(timing)] if timing else []), f"written: {output}")
+    answer(as_json, summary | ({"benchmark": timing.to_dict()} if timing else {}), *lines)
 
 
 @command()
@@ -63,6 +84,10 @@ def evaluate(
         Path | None, typer.Option(help="What --model runs on: an .npz or .npy file, or a folder of images or arrays.")
     ] = None,
     reading: Reading = "onnxruntime",
+    provider_option: ProviderOption = None,
+    ep_context: Context = None,
+    ep_context_embed: Embed = False,
+    benchmark: Benchmark = False,
     output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -90,14 +115,21 @@ def evaluate(
         raise ConfigError("--model needs --data, and --data needs --model; got one without the other")
     if len(set(models)) < len(models):
         raise ConfigError(f"--model needs two different models; got {models[0]} twice")
+    if benchmark and not models:
+        raise ConfigError("--benchmark times what --model names; got no --model")
+    if ep_context is not None and len(models) > 1:
+        raise ConfigError("--ep-context is a file of one compiled model; give one --model")
+    asked = reading_of(reading, provider_option, ep_context, ep_context_embed)
     if csv is not None and len(results) != 2:
         raise ConfigError(f"--csv needs two folders of results; got {len(results)}")
     files.check_writable(csv)
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
     comparison = jq.evaluate.compare_folders(*results) if len(results) == 2 else None
-    classes = None
+    classes, timings = None, dict[str, jq.Timing]()
     if right is not None:
-        scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=reading) for m in models}
+        runs = {m: jq.open_reading(m, asked) if benchmark else asked for m in models}
+        scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=runs[m]) for m in models}
+        timings = {str(m): jq.benchmark(m, data, runs[m]) for m in models} if benchmark else {}
         scores |= {str(f): jq.evaluate.folder_scores(f, output) for f in results}
         classes = jq.evaluate.classify(scores, right)
     if comparison is not None and csv is not None:
@@ -106,9 +138,12 @@ def evaluate(
     parts = (
         *_parts(comparison),
         *(classes.summary().splitlines() if classes else ()),
+        *(f"{m}: {timing}" for m, timing in timings.items()),
         *([f"written: {csv}"] if csv else ()),
     )
-    answer(as_json, document | ({"classification": classes.to_dict()} if classes else {}), *parts)
+    document |= {"classification": classes.to_dict()} if classes else {}
+    document |= {"benchmark": {m: timing.to_dict() for m, timing in timings.items()}} if timings else {}
+    answer(as_json, document, *parts)
     if comparison is not None and not comparison.complete:
         raise typer.Exit(1)
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import jq
 from jq.cli.application import command
 from jq.cli.options import (
+    Benchmark,
     Config,
+    Context,
     Data,
+    Embed,
     FloatModel,
     Limit,
+    ProviderOption,
     Report,
     beginning,
     check_output,
     config_of,
+    reading_of,
     use_all_cores,
     write_report,
 )
 from jq.cli.show import answer, table
 from jq.util import files
+
+if TYPE_CHECKING:
+    from jq.readings.named import AnyReading
 
 
 @command()
@@ -74,6 +82,16 @@ def compare(
     ],
     data: Data = None,
     report: Report = None,
+    reading: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compare the outputs as a provider (cpu, vitisai), target or jq gives them.", show_default=False
+        ),
+    ] = None,
+    provider_option: ProviderOption = None,
+    ep_context: Context = None,
+    ep_context_embed: Embed = False,
+    benchmark: Benchmark = False,
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -81,12 +99,34 @@ def compare(
 
     A tensor's reason is `upstream` where the error came with its inputs, else `range`, `rounding`, `constraint` or `bias`.
 
+    With --reading, the outputs are compared as a device gives them, too.
+
     Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --report report.html
+
+    Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --reading vitisai --benchmark
     """
     use_all_cores()
     check_output("--report", report, (".html", ".json"))
-    comparison = jq.compare(model, quantized, data, limit=limit)
-    answer(as_json, comparison.to_dict(), *comparison.summary().splitlines(), *write_report(comparison, report))
+    run, timing = _opened(quantized, data, reading, provider_option, ep_context, ep_context_embed, benchmark)
+    asked = run if reading is not None else None
+    comparison = jq.compare(model, quantized, data, limit=limit, reading=asked)
+    document = comparison.to_dict() | ({"benchmark": timing.to_dict()} if timing else {})
+    lines = (*comparison.summary().splitlines(), *([str(timing)] if timing else []))
+    answer(as_json, document, *lines, *write_report(comparison, report))
+
+
+def _opened(
+    model: Path,
+    data: Path | None,
+    reading: str | None,
+    options: list[str] | None,
+    context: Path | None,
+    embed: bool,
+    benchmark: bool,
+) -> tuple[AnyReading, jq.Timing | None]:
+    """The reading that is asked for, opened once, and its timing."""
+    run = jq.open_reading(model, reading_of(reading or "onnxruntime", options, context, embed))
+    return run, jq.benchmark(model, data, run) if benchmark else None
 
 
 @command()
@@ -133,6 +173,13 @@ def simulate(
         str,
         typer.Option(help="ort, dpu, aie2_x1 or aie2_even.", autocompletion=beginning(lambda: jq.integer.TARGETS)),
     ] = "aie2_x1",
+    reading: Annotated[
+        str, typer.Option(help="The provider of onnxruntime to compare with: onnxruntime or cpu, vitisai, ...")
+    ] = "onnxruntime",
+    provider_option: ProviderOption = None,
+    ep_context: Context = None,
+    ep_context_embed: Embed = False,
+    benchmark: Benchmark = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything to this .json file.")] = None,
     dump: Annotated[
         Path | None, typer.Option(help="Write every tensor's integers to this new folder, with a manifest.")
@@ -140,28 +187,35 @@ def simulate(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime.
+    """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime or a device.
 
     This models AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
     `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator, and a
     percentage after a mean is the error of the chip's reciprocal.
 
     Example: jq-quant simulate model_xint8.onnx --target aie2_x1 --data images/ -o simulation.json
+
+    Example: jq-quant simulate model_xint8.onnx --data images/ --reading vitisai --provider-option target=X1
     """
     files.check_writable(output)
     chip = jq.integer.load(model, target)
-    simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump)
+    asked: AnyReading = reading_of(reading, provider_option, ep_context, ep_context_embed)
+    timing = None
+    if benchmark:
+        asked, timing = _opened(model, data, reading, provider_option, ep_context, ep_context_embed, benchmark)
+    simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump, reading=asked)
     if output is not None:
         simulation.to_json(output)
     columns = ("tensor", "operators", "bits", "ties", "saturated", "differs", "cause", "diverged")
     rows = [_simulated(row) for row in simulation.log.rows]
     answer(
         as_json,
-        simulation.to_dict(),
+        simulation.to_dict() | ({"benchmark": timing.to_dict()} if timing else {}),
         table(columns, rows, f"{model.name} on {target}"),
         *simulation.log.summary().splitlines(),
-        *(_agreed(a) for a in simulation.agreements),
+        *(_agreed(a, simulation.reading) for a in simulation.agreements),
         *([simulation.without] if simulation.without else []),
+        *([str(timing)] if timing else []),
         *(f"written: {path}" for path in (output, dump) if path is not None),
     )
 
@@ -173,7 +227,8 @@ def _simulated(row: jq.integer.RoundingRow) -> tuple[Any, ...]:
     return name, operators, row.bits, ties, saturated, differs, ", ".join(row.causes), f"{row.diverged:,}"
 
 
-def _agreed(agreement: jq.integer.Agreement) -> str:
+def _agreed(agreement: jq.integer.Agreement, reading: str) -> str:
     apart = "not a number" if agreement.largest is None else f"{agreement.largest:.5g}"
-    same = f"{agreement.output}: {agreement.equal:.2%} equal to onnxruntime's, largest difference {apart}"
+    other = "onnxruntime" if reading == "cpu" else reading
+    same = f"{agreement.output}: {agreement.equal:.2%} equal to {other}'s, largest difference {apart}"
     return same if agreement.top1 is None else f"{same}, same class for {agreement.top1:.2%} of the samples"

@@ -20,6 +20,7 @@ from jq.evaluation.infer import samples
 from jq.evaluation.results import SUFFIXES, entries
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
+from jq.readings.named import AnyReading
 
 _LABELS = (".csv", ".npy", ".npz", ".txt")
 
@@ -144,10 +145,12 @@ def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> 
     inside = [e for e in files if e.key.startswith(prefix)]
     if not inside:
         raise DataError(f"{folder} holds no output {output!r}; it holds {_shown([e.key for e in files])}")
-    return _stacked(((e.key.removeprefix(prefix), e.read()) for e in inside), str(folder))
+    return stacked_scores(((e.key.removeprefix(prefix), e.read()) for e in inside), str(folder))
 
 
-def model_scores(model: ModelLike, data: Any, output: str | None = None, *, reading: str = "onnxruntime") -> Scores:
+def model_scores(
+    model: ModelLike, data: Any, output: str | None = None, *, reading: AnyReading = "onnxruntime"
+) -> Scores:
     """Return the scores of a classifier on data, run as `jq.infer` runs it.
 
     >>> import jq
@@ -161,10 +164,15 @@ def model_scores(model: ModelLike, data: Any, output: str | None = None, *, read
         raise ConfigError(f"output {output!r}: the model has the outputs {_shown(names)}; name the one with the scores")
     source = open_source(data, graph.inputs)
     results = samples(graph, source, reading=reading, original=model)
-    return _stacked(((name, outputs[chosen]) for name, outputs in results), f"output {chosen!r}")
+    return stacked_scores(((name, outputs[chosen]) for name, outputs in results), f"output {chosen!r}")
 
 
-def _stacked(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Scores:
+def stacked_scores(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Scores:
+    """Return the scores of named samples; an error says where they come from.
+
+    >>> stacked_scores([("a", np.array([0.1, 0.9]))], "here").values.shape
+    (1, 2)
+    """
     names, rows = [], list[np.ndarray]()
     for name, array in pairs:
         shape = array.shape

@@ -12,19 +12,14 @@ from typing import Any
 import numpy as np
 
 from jq.data.sources import Source, open_source
-from jq.errors import DataError, ModelError, check_choice
+from jq.errors import DataError, ModelError
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
-from jq.readings.integer import TARGETS
-from jq.readings.integer import load as load_chip
-from jq.readings.packing import pack
-from jq.readings.runtime import Reading, onnxruntime_reading
-from jq.readings.tracing import trace
+from jq.readings.named import AnyReading, open_reading, reading_name
 from jq.util import files
 from jq.util.progress import progress_bar
 
 MANIFEST = "manifest.json"
-READINGS = ("onnxruntime", "jq", *TARGETS)
 
 
 def infer(
@@ -32,14 +27,15 @@ def infer(
     data: Any,
     folder: str | os.PathLike[str],
     *,
-    reading: str = "onnxruntime",
+    reading: AnyReading = "onnxruntime",
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write the outputs of a model, float or quantized, on each sample of the data to a new folder; return its manifest.
 
-    The model is run by onnxruntime, by jq in float32 (`reading="jq"`), or in integers as a target of `jq.integer`
-    computes it ("aie2_x1", ...). `data` is what `jq.calibrate` takes. Each sample becomes an .npy file with the model's
+    The model is run by onnxruntime on the CPU or with another of its providers (`reading="vitisai"`, or a `jq.Provider`
+    with options), by jq in float32 ("jq"), or in integers as a target of `jq.integer` computes it ("aie2_x1", ...).
+    `data` is what `jq.calibrate` takes. Each sample becomes an .npy file with the model's
     output as it is, batch axis included; a model with a fixed batch gives one file for each batch. Files are called like
     those of the data, or else by number. With several outputs, each has a folder of its own, named like it as far as
     file names allow; `manifest.json` says which. The folder appears when all is in it.
@@ -67,7 +63,7 @@ def infer(
             count += 1
         manifest = {
             "model": Path(model).name if isinstance(model, (str, os.PathLike)) else graph.name,
-            "reading": reading,
+            "reading": reading_name(reading),
             "samples": count,
             "outputs": [{"name": k, "folder": v, "dtype": str(kinds[k])} for k, v in folders.items()],
         }
@@ -79,7 +75,7 @@ def samples(
     graph: Graph,
     source: Source,
     *,
-    reading: str = "onnxruntime",
+    reading: AnyReading = "onnxruntime",
     limit: int | None = None,
     original: ModelLike | None = None,
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -93,27 +89,13 @@ def samples(
     >>> [(name, outputs["logits"].shape) for name, outputs in samples(graph, source)]
     [('00000000', (1, 10)), ('00000001', (1, 10))]
     """
-    source, run = source.limited(limit), _reading(graph, reading, original)
+    source, run = source.limited(limit), open_reading(graph, reading, original=original)
     # Files that differ in their ending only have one name.
     named = source.names if source.names and len(set(source.names)) == len(source.names) else None
     with progress_bar("infer", source.length) as advance:
         for i, sample in enumerate(source.samples()):
             yield named[i] if named else f"{i:08}", {k: _storable(k, v) for k, v in run(sample).items()}
             advance(1)
-
-
-def _reading(graph: Graph, reading: str, original: ModelLike | None) -> Reading:
-    """Return the function from one sample to the outputs, by the reading's name."""
-    check_choice("reading", reading, READINGS)
-    if reading == "onnxruntime":
-        return onnxruntime_reading(graph if original is None else original)
-    if reading == "jq":
-        import jax
-
-        fn, params = trace(graph), pack(graph)
-        run = fn if fn.static_inputs else jax.jit(fn)
-        return lambda sample: run(params, sample)
-    return load_chip(graph, reading)
 
 
 def _folders(graph: Graph) -> dict[str, str]:

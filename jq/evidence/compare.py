@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jq.arithmetic.losses import decibels
 from jq.arithmetic.numerics import power_of_two
-from jq.data.sources import open_source
+from jq.data.sources import Source, open_source
 from jq.data.stream import local_mesh
 from jq.evidence.report import (
     Deviation,
@@ -41,6 +41,8 @@ from jq.evidence.side_by_side import (
 from jq.graph.read import ModelLike
 from jq.plan import QParams
 from jq.plan.scales import channel_axes
+from jq.readings.agreement import Compared, agreement
+from jq.readings.named import AnyReading, open_reading, reading_name
 
 _MOST = 0.5  # of an error: what is more than this of it is its reason
 
@@ -53,6 +55,7 @@ def compare(
     limit: int | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
+    reading: AnyReading | None = None,
 ) -> Report:
     """Return what each tensor of a quantized model, of any tool, lost against the float model, the worst first.
 
@@ -81,7 +84,8 @@ def compare(
     Tensors are matched by name, a tool's endings such as `_DequantizeLinear_Output` aside; those that only one model
     has are in `report.unmatched`. Tensors with NaN or Inf have no figures, and the reason "not finite". An exact
     tensor has an infinite SQNR, which is null in JSON. `data` is what `jq.calibrate` takes, `limit` the number of
-    samples to take from it.
+    samples to take from it. With a `reading`, a device's, say (`jq.infer` has the names), the quantized model's outputs
+    are compared as that reading gives them too, in `report.facts`.
 
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()
@@ -103,8 +107,30 @@ def compare(
         "samples": str(int(totals[step.tensors[0].name].sums["samples"])),
         "tensors compared": f"{len(rows)}, quantized: {sum(r.format != 'float' for r in rows)}",
     }
+    if reading is not None:
+        facts |= _as_read(model, quantized, source, reading)
     title = f"{name_of(quantized, 'quantized model')} against {name_of(model, 'float model')}"
     return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
+
+
+def _as_read(model: ModelLike, quantized: ModelLike, source: Source, reading: AnyReading) -> dict[str, str]:
+    """What the outputs lose against the float model's where a reading runs the quantized one, by output, in words."""
+    truth, run = open_reading(model), open_reading(quantized, reading)
+    powers: dict[str, list[np.ndarray]] = {}
+    counts: dict[str, list[Compared]] = {}
+    for sample in source.samples():
+        ours, theirs = ({k: np.asarray(v) for k, v in r(sample).items()} for r in (truth, run))
+        for output in (k for k in ours if k in theirs and ours[k].shape == theirs[k].shape):
+            x, y = (v.astype(np.float64) for v in (ours[output], theirs[output]))
+            powers.setdefault(output, []).append(np.array([np.square(x).sum(), np.square(x - y).sum()]))
+            counts.setdefault(output, []).append(Compared.of(ours[output], theirs[output]))
+    words = {}
+    for output, parts in counts.items():
+        kept, same = _decibels(*map(float, np.sum(powers[output], axis=0))), agreement(output, parts).top1
+        known = "no finite SQNR" if kept is None or not math.isfinite(kept) else f"SQNR {kept:.1f} dB"
+        classes = "" if same is None else f", same class for {same:.2%} of the samples"
+        words[f"{output} by {reading_name(reading)}"] = f"{known}{classes}, against the float model"
+    return words
 
 
 def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, tuple[str, ...]]:

@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jq.npu.device_file import DeviceReport as DeviceReport
+    from jq.npu.device_file import Recorded as Recorded
+    from jq.npu.device_file import read_device_report as read_device_report
     from jq.npu.forecasting import Advice as Advice
     from jq.npu.forecasting import Break as Break
     from jq.npu.forecasting import Forecast as Forecast
@@ -18,9 +21,12 @@ if TYPE_CHECKING:
     from jq.npu.provider_report import compare_with_report as compare_with_report
     from jq.npu.provider_report import read_console as read_console
     from jq.npu.provider_report import read_report as read_report
+    from jq.npu.reporting import device_report as device_report
 
 # The facts stand above operators and readings, which import this package; a forecast needs the whole flow.
 _HOMES = {
+    "device_file": ("DeviceReport", "Recorded", "read_device_report"),
+    "reporting": ("device_report",),
     "forecasting": ("Advice", "Break", "Forecast", "forecast"),
     "provider": ("ProviderConfig", "check_config", "provider_config"),
     "provider_report": ("Comparison", "ProviderReport", "compare_with_report", "read_console", "read_report"),

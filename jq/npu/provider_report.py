@@ -23,10 +23,11 @@ from jq.npu.placing import CPU, EP_CPU, NPU
 if TYPE_CHECKING:
     from jq.npu.forecasting import Forecast
 
+REPORT_VARIABLE, REPORT_FILE = "XLNX_ONNX_EP_REPORT_FILE", "vitisai_ep_report.json"
 _DEVICES = {**dict.fromkeys(("NPU", "DPU", "IPU", "DOD", "VAIML"), NPU), "CPU": CPU, "VITIS_EP_CPU": EP_CPU}
 _RUNNING = "Actually running on NPU"
 _HOW = (
-    "take the vitisai_ep_report.json that the provider wrote into its cache folder, with XLNX_ONNX_EP_REPORT_FILE set and "
+    f"take the {REPORT_FILE} that the provider wrote into its cache folder, with {REPORT_VARIABLE} set and "
     "enable_cache_file_io_in_mem=0"
 )
 _SHARED = 0.5  # of the nodes, at least, that a report of the same model names

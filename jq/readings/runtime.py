@@ -1,23 +1,64 @@
-"""onnxruntime as one more reading of a model: a function from inputs to outputs."""
+"""onnxruntime as one more reading of a model, on the CPU or with any of its providers: from inputs to outputs."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
+import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
 
-from jq.errors import ModelError
+from jq.errors import ConfigError, ModelError
 from jq.graph import Graph
+from jq.graph.read import load
 from jq.graph.write import to_model
+from jq.readings.provider import CPU, Provider, compiled, keep_note, provider_names, short_name
+from jq.util.digest import digest
 
 Reading: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
+Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
 
 
-def onnxruntime_reading(model: str | os.PathLike[str] | bytes | ModelProto | Graph) -> Reading:
-    """Return the model as onnxruntime runs it on the CPU; a model that it does not load or run is a ModelError.
+@dataclasses.dataclass(frozen=True, eq=False)
+class RuntimeReading:
+    """A model in a session of onnxruntime: a function from inputs to outputs, and who runs what of it."""
+
+    session: Any
+    outputs: tuple[str, ...]
+    provider: Provider
+    taken: Mapping[str, int] | None  # nodes by the short name of the provider that runs them; None: not told
+    seconds: float  # that loading and compiling took
+    reused: bool = False  # a model that was compiled before
+
+    @property
+    def name(self) -> str:
+        """The short name of the provider that was asked for."""
+        return self.provider.short
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The short names of the providers that the session has."""
+        return tuple(map(short_name, self.session.get_providers()))
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The model's outputs."""
+        try:
+            arrays = self.session.run(list(self.outputs), {k: np.asarray(v) for k, v in inputs.items()})
+        except Exception as error:
+            raise ModelError(f"onnxruntime does not run this model: {_first_line(error)}") from error
+        return dict(zip(self.outputs, arrays, strict=True))
+
+
+def onnxruntime_reading(model: Source, provider: Provider | None = None) -> RuntimeReading:
+    """Return the model as onnxruntime runs it, on the CPU without a provider; one that it does not run is a ModelError.
+
+    A provider that this onnxruntime lacks is a ConfigError. One that takes nothing of the model is a warning, as the CPU
+    then runs all of it.
 
     >>> import jq.zoo
     >>> run = onnxruntime_reading(jq.zoo.path("fashion_resnet"))
@@ -26,24 +67,80 @@ def onnxruntime_reading(model: str | os.PathLike[str] | bytes | ModelProto | Gra
     """
     import onnxruntime
 
+    asked = Provider(CPU) if provider is None else provider
+    asked.check()
+    identity = "" if asked.context is None else digest(model if isinstance(model, Graph) else load(model))
+    ready, start = compiled(asked, identity), time.perf_counter()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if asked.short != CPU:  # of the CPU it is known
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if asked.context is not None and ready is None:
+        options.add_session_config_entry("ep.context_enable", "1")
+        options.add_session_config_entry("ep.context_file_path", os.fspath(asked.context))
+        options.add_session_config_entry("ep.context_embed_mode", str(int(asked.embed)))
     source = to_model(model) if isinstance(model, Graph) else model
+    providers = [(asked.whole, asked.words), *([] if asked.short == CPU else [provider_names()[CPU]])]
     try:
         source = source.SerializeToString() if isinstance(source, ModelProto) else source
-        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        # Without the fallback an error of the provider's is an error, and no text on the terminal.
+        session = onnxruntime.InferenceSession(ready or source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime has no common class for its own, protobuf has a limit of 2 GB
-        raise ModelError(f"onnxruntime does not load this model: {_first_line(error)}") from error
-    names = [output.name for output in session.get_outputs()]
+        where = "" if asked.short == CPU else f" with provider {asked.short}"
+        what = f"{ready}, compiled of this model" if ready else "this model"
+        raise ModelError(f"onnxruntime does not load {what}{where}: {_first_line(error)}") from error
+    seconds = time.perf_counter() - start
+    if ready is None:
+        keep_note(asked, identity)
+    else:
+        _check_alike(ready, session, model)
+    names = tuple(output.name for output in session.get_outputs())
+    reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None)
+    _warn_of_others(reading)
+    return reading
 
-    def run(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        try:
-            outputs = session.run(names, {k: np.asarray(v) for k, v in inputs.items()})
-        except Exception as error:
-            raise ModelError(f"onnxruntime does not run this model: {_first_line(error)}") from error
-        return dict(zip(names, outputs, strict=True))
 
-    return run
+def _taken(session: Any, asked: Provider) -> Mapping[str, int] | None:
+    """The number of nodes that each provider took, where this onnxruntime tells it."""
+    if asked.short == CPU or not hasattr(session, "get_provider_graph_assignment_info"):
+        return None
+    try:
+        parts = session.get_provider_graph_assignment_info()
+        counts: dict[str, int] = {}
+        for part in parts:
+            name = short_name(part.ep_name)
+            counts[name] = counts.get(name, 0) + len(part.get_nodes())
+    except Exception:  # it is not recorded for all kinds of model
+        return None
+    return MappingProxyType(counts)
+
+
+def _warn_of_others(reading: RuntimeReading) -> None:
+    asked, taken = reading.provider, reading.taken
+    if asked.short not in reading.providers:
+        there = ", ".join(reading.providers)
+        warnings.warn(
+            f"provider {asked.short} did not take the model: the session has {there}; look at its options, and at what it "
+            "prints",
+            stacklevel=3,
+        )
+    elif taken and not taken.get(asked.short):
+        total = sum(taken.values())
+        warnings.warn(
+            f"provider {asked.short} runs none of the model's {total} nodes; {', '.join(taken)} does", stacklevel=3
+        )
+
+
+def _check_alike(path: os.PathLike[str], session: Any, model: Source) -> None:
+    """Raise a ConfigError where a compiled model has other inputs and outputs than the model."""
+    graph = model if isinstance(model, Graph) else load(model)
+    ours = ({v.name for v in graph.inputs}, {v.name for v in graph.outputs})
+    theirs = ({v.name for v in session.get_inputs()}, {v.name for v in session.get_outputs()})
+    if ours != theirs:
+        raise ConfigError(
+            f"context {os.fspath(path)} is of another model: it takes {sorted(theirs[0])} to {sorted(theirs[1])}, and this "
+            f"one {sorted(ours[0])} to {sorted(ours[1])}; give another name"
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ import functools
 import json
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,18 @@ from jq.arithmetic.formats import Integer
 from jq.data.arrays import Sample
 from jq.data.sources import Source, open_source
 from jq.data.stream import Batch, Stream
-from jq.errors import DataError, ModelError
+from jq.errors import ConfigError, DataError, ModelError
 from jq.ops.integer.fixed import Grid
+from jq.readings.agreement import Agreement, Compared, agreement
 from jq.readings.integer.chip import Chip
 from jq.readings.integer.explain import Log
-from jq.readings.runtime import onnxruntime_reading
+from jq.readings.provider import CPU, Provider, provider_of
+from jq.readings.runtime import Reading, onnxruntime_reading
 from jq.util import files
 from jq.util.progress import progress_bar
 
 _BATCH = 8
 _MANIFEST = "manifest.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How one output of the chip compares with onnxruntime's."""
-
-    output: str
-    equal: float  # part of the elements
-    largest: float | None  # difference; None if one of them is no number
-    top1: float | None  # part of the samples with the same class, where the output has classes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,11 +39,13 @@ class Simulation:
     log: Log
     agreements: tuple[Agreement, ...]
     without: str | None  # why onnxruntime was not asked
+    reading: str = CPU  # onnxruntime's provider that the chip is compared with
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         compared = [dataclasses.asdict(a) for a in self.agreements]
-        return self.log.to_dict() | {"onnxruntime": compared, "onnxruntime_absent": self.without}
+        document = self.log.to_dict() | {"onnxruntime": compared, "onnxruntime_absent": self.without}
+        return document | {"onnxruntime_provider": self.reading}
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict`, atomically."""
@@ -59,12 +53,20 @@ class Simulation:
 
 
 def simulate(
-    chip: Chip, data: Any, *, limit: int | None = None, dump: str | os.PathLike[str] | None = None, seed: int = 0
+    chip: Chip,
+    data: Any,
+    *,
+    limit: int | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    reading: str | Provider | Reading = "onnxruntime",
 ) -> Simulation:
     """Return the chip's results on the data, or on their first `limit` samples.
 
     `data` is what `jq.calibrate` takes. With `dump`, a new folder gets the integers of every tensor, one .npy each with
-    the samples in front, and a manifest of their names, scales and zero points: to compare with a board's.
+    the samples in front, and a manifest of their names, scales and zero points: to compare with a board's. `reading` is a
+    provider of onnxruntime, the CPU's or a device's ("vitisai", or a `Provider` with options), with whose outputs the
+    chip's are compared.
 
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()
@@ -74,29 +76,34 @@ def simulate(
     (0, 1.0)
     """
     source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
-    runner, logs, compared = _OnnxRuntime(chip), list[Log](), list[list[_Compared]]()
+    runner, logs, compared = _OnnxRuntime(chip, reading), list[Log](), list[list[Compared]]()
     with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
-        for batch in Stream.of(source, 1 if dump is not None else _size(chip, source)).batches():
+        alone = dump is not None or runner.name != CPU  # devices take batches of one size
+        for batch in Stream.of(source, 1 if alone else _size(chip, source)).batches():
             sample = _joined(batch)
             outputs, log = chip.explain(sample)
             dumped.append(log, batch.count)
             logs.append(dataclasses.replace(log, codes={}))
             wanted = runner.run(sample)
             if wanted is not None:
-                compared.append([_compare(np.asarray(outputs[k]), v) for k, v in wanted.items()])
+                compared.append([Compared.of(np.asarray(outputs[k]), v) for k, v in wanted.items()])
             advance(batch.count)
     names = [v.name for v in chip.graph.outputs] if runner.absent is None else []
-    agreements = tuple(_agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
-    return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent)
+    agreements = tuple(agreement(n, [c[i] for c in compared]) for i, n in enumerate(names))
+    return Simulation(functools.reduce(operator.add, logs), agreements, runner.absent, runner.name)
 
 
 class _OnnxRuntime:
     """onnxruntime on the model, as long as it runs it: vendors' operators it does not, and some faults show late."""
 
-    def __init__(self, chip: Chip) -> None:
+    def __init__(self, chip: Chip, reading: str | Provider | Reading) -> None:
         self.absent: str | None = None
+        provider = None if callable(reading) else provider_of(reading)
+        if provider is None and not callable(reading):
+            raise ConfigError(f"simulate compares with a provider of onnxruntime, cpu or vitisai, say; got {reading!r}")
+        self.name = provider.short if provider else str(getattr(reading, "name", "own"))
         try:
-            self.session = onnxruntime_reading(chip.graph)
+            self.session = reading if callable(reading) else onnxruntime_reading(chip.graph, provider)
         except ModelError as error:
             self.absent = str(error)
 
@@ -120,36 +127,6 @@ def _joined(batch: Batch) -> Sample:
     if batch.count == 1:
         return {k: v[0] for k, v in batch.inputs.items()}
     return {k: v[: batch.count].reshape(-1, *v.shape[2:]) for k, v in batch.inputs.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Compared:
-    """One output of one batch beside onnxruntime's."""
-
-    elements: int
-    equal: int
-    largest: float
-    samples: int  # with classes
-    same_class: int
-
-
-def _compare(mine: np.ndarray, theirs: np.ndarray) -> _Compared:
-    if mine.shape != theirs.shape:  # decided by values that differ
-        return _Compared(max(mine.size, theirs.size), 0, np.inf, 0, 0)
-    with np.errstate(all="ignore"):
-        difference = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
-    equal = (mine == theirs) | ((mine != mine) & (theirs != theirs))
-    largest = float(np.nan_to_num(np.where(equal, 0, difference), nan=np.inf).max(initial=0))
-    classes = mine.ndim == 2 and mine.shape[1] > 1
-    same = mine.argmax(-1) == theirs.argmax(-1) if classes else np.zeros(0, bool)
-    return _Compared(mine.size, int(equal.sum()), largest, same.size, int(same.sum()))
-
-
-def _agreement(output: str, parts: Sequence[_Compared]) -> Agreement:
-    samples, elements = sum(p.samples for p in parts), max(1, sum(p.elements for p in parts))
-    top1 = sum(p.same_class for p in parts) / samples if samples else None
-    largest = max(p.largest for p in parts)
-    return Agreement(output, sum(p.equal for p in parts) / elements, largest if np.isfinite(largest) else None, top1)
 
 
 # --- Every integer on disk ---

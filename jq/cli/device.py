@@ -1,0 +1,100 @@
+"""`jq-quant device-report`: a model on a device, in one file that is sent to those who have none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import jq
+from jq.cli.application import command
+from jq.cli.options import Context, Data, Embed, ProviderOption, beginning, check_output, reading_of
+from jq.cli.show import answer
+from jq.errors import ConfigError
+from jq.npu.facts import BACKENDS, CHIPS
+from jq.readings.provider import RUNTIME
+
+
+@command()
+def device_report(
+    model: Annotated[Path | None, typer.Argument(help="An ONNX file, quantized or float.", show_default=False)] = None,
+    data: Data = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The report [MODEL_device_report.json].", show_default=False)
+    ] = None,
+    reading: Annotated[
+        str | None,
+        typer.Option(
+            help="The provider of onnxruntime that runs it [vitisai, or cpu where that is not there].",
+            show_default=False,
+        ),
+    ] = None,
+    provider_option: ProviderOption = None,
+    ep_context: Context = None,
+    ep_context_embed: Embed = False,
+    chip: Annotated[
+        str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))
+    ] = "stx",
+    backend: Annotated[
+        str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="The vitisai_ep_report.json of an earlier run, where this one writes none.", show_default=False
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="The right classes, as `evaluate` takes them.", show_default=False)
+    ] = None,
+    scores: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    limit: Annotated[int, typer.Option(help="Use at most this many samples.")] = 32,
+    with_inputs: Annotated[
+        bool, typer.Option("--with-inputs", help="Put the samples into the file, and outputs that are pictures.")
+    ] = False,
+    benchmark: Annotated[bool, typer.Option(help="Measure the time of 100 runs, or 20 seconds.")] = True,
+    read: Annotated[
+        Path | None, typer.Option(help="Show this report, which somebody sent; nothing is run.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Run a model on a device, and write all that others need to know of it to one file, to be sent.
+
+    Versions, which nodes ran where, the codes of the outputs, how far they agree with the integers of `simulate`, and
+    the time. No samples, paths or names of the machine are in it, unless asked for.
+
+    Example: jq-quant device-report model_xint8.onnx --data images/ -o report.json
+
+    Example: jq-quant device-report model_xint8.onnx --data images/ --reading vitisai --provider-option target=X2
+
+    Example: jq-quant device-report --read report.json
+    """
+    if (read is None) == (model is None):
+        raise ConfigError("device-report needs a model to run, or --read with a report to show; give one of them")
+    if read is not None:
+        shown = jq.npu.read_device_report(read)
+        answer(as_json, shown.to_dict(), *shown.lines())
+        return
+    assert model is not None
+    path = output or Path(f"{model.stem}_device_report.json")
+    check_output("--output", path, (".json",))
+    given = provider_option or ep_context is not None or ep_context_embed
+    asked = reading_of(
+        reading or "vitisai" if given else reading or RUNTIME, provider_option, ep_context, ep_context_embed
+    )
+    made = jq.npu.device_report(
+        model,
+        data,
+        reading=None if reading is None and not given else asked,
+        chip=chip,
+        backend=backend,
+        report=report,
+        labels=labels,
+        output=scores,
+        limit=limit,
+        with_inputs=with_inputs,
+        benchmark=benchmark,
+    )
+    made.to_json(path)
+    answer(as_json, made.to_dict(), *made.lines(), f"written: {path}; look at it, then send it")
