@@ -114,7 +114,7 @@ def compare(
 
 
 def _as_read(model: ModelLike, quantized: ModelLike, source: Source, reading: AnyReading) -> dict[str, str]:
-    """What the outputs lose against the float model's where a reading runs the quantized one, by output, in words."""
+    """The loss of each output against the float model where a reading runs the quantized one, in words."""
     truth, run = open_reading(model), open_reading(quantized, reading)
     powers: dict[str, list[np.ndarray]] = {}
     counts: dict[str, list[Compared]] = {}

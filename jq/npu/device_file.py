@@ -121,7 +121,7 @@ def _histogram(array: np.ndarray) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceReport:
-    """What a device made of a model: `document` is the file's content, without the tensors."""
+    """The results of a device on a model: `document` is the file's content, without the tensors."""
 
     document: Mapping[str, Any]
     outputs: Mapping[str, Recorded]

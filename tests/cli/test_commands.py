@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 import jq.cli
 import jq.zoo
 from jq.cli import main, printable
+from jq.cli.application import dashed
 from jq.evidence.inspection import inspect
 from jq.graph.read import load
 
@@ -139,7 +140,7 @@ def test_version(capfd: pytest.CaptureFixture[str]) -> None:
     assert (code, out) == (0, f"jq-quant {jq.__version__}\n")
 
 
-COMMANDS = tuple(command.callback.__name__ for command in jq.cli.app.registered_commands)
+COMMANDS = tuple(dashed(command.callback.__name__) for command in jq.cli.app.registered_commands)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -226,7 +227,7 @@ def test_help_imports_no_more_than_the_package() -> None:
     )
     done = subprocess_run("-c", script)
     assert done.returncode == 0
-    assert all(f"  {command.callback.__name__}" in done.stdout for command in jq.cli.app.registered_commands)
+    assert all(f"  {command}" in done.stdout for command in COMMANDS)
     assert done.stderr.strip() == ""
 
 
