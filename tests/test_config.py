@@ -15,7 +15,7 @@ from jq.arithmetic.formats import BLOCKS, FLOATS, INT4, INT8, INT16, UINT8, UINT
 from jq.config import CONSTRAINTS, LOCAL, POWER_OF_TWO_METHODS, STAGES, QuantConfig, presets, resolve
 from jq.graph import Node
 from jq.npu.facts import NPU_OPS
-from jq.npu.rewrites import FORMS, STRUCTURE
+from jq.npu.rewrites import FORMS, KEEPS_WHOLE, STRUCTURE
 
 FLOAT_METHODS = ["minmax", "percentile", "entropy", "mse", "layerwise_percentile"]
 
@@ -367,7 +367,8 @@ def test_casting_presets_are_those_of_the_vendor(name):
 def test_npu_presets_do_what_the_npu_needs():
     xint8, vint8 = presets["XINT8"], presets["VINT8"]
     assert xint8.constraints == CONSTRAINTS and xint8.cle and xint8.fuse_activations and xint8.op_types == NPU_OPS
-    assert (xint8.rewrites, xint8.forms) == (tuple(STRUCTURE), tuple(FORMS))
+    usual = tuple(name for name in STRUCTURE if name not in KEEPS_WHOLE)  # these are made where `whole` asks for it
+    assert (xint8.rewrites, xint8.forms, xint8.whole) == (usual, tuple(FORMS), None)
     assert (vint8.constraints, vint8.forms, vint8.op_types, vint8.fuse_activations) == ((), (), None, False)
     assert set(vint8.rewrites) == {"batchnorm_to_conv", "split_to_slice"}
     assert (xint8.activation_grid.qmin, xint8.activation_grid.qmax, xint8.activation_grid.middle) == (0, 255, 128)
