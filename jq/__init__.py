@@ -38,12 +38,14 @@ from jq.readings.tracing import Traced, trace
 from jq.recovery.bias_correction import correct_biases
 from jq.recovery.equalization import equalize
 from jq.recovery.finetuning import finetune
+from jq.research.climbing import auto
+from jq.research.outcomes import AutoResult
 from jq.version import __version__
 
 __all__ = [
-    "ConfigError", "DataError", "Error", "FakeQuant", "Finding", "Graph", "ModelError", "Node", "Plan", "Provider",
+    "AutoResult", "ConfigError", "DataError", "Error", "FakeQuant", "Finding", "Graph", "ModelError", "Node", "Plan", "Provider",
     "QParams", "QuantConfig", "Report", "Result", "Stats", "Timing", "Traced", "UnsupportedOp", "Value",
-    "__version__", "activation_qparams", "activation_ranges", "benchmark", "calibrate", "chunked", "compare",
+    "__version__", "activation_qparams", "activation_ranges", "auto", "benchmark", "calibrate", "chunked", "compare",
     "convert", "correct_biases", "equalize", "evaluate", "export", "fake_quant", "finetune", "formats", "images",
     "infer", "inspect", "integer", "lint", "load", "make_plan", "metrics", "npu", "observers", "open_reading",
     "pack", "prepare", "preprocess", "presets", "quantize", "recovery", "research", "save", "split_quantizers",

@@ -215,6 +215,12 @@ class QuantConfig:
     )
 
     batch: int = field(8, "samples per step of calibration", **_STEPS)
+    held_out: int | None = field(
+        None,
+        "one sample in this many is kept from calibration and finetuning, for decisions on unseen data (`jq.auto`); None: "
+        "none is",
+        least=2,
+    )
     seed: int = field(0, "of random calibration data, and of finetuning's batches", least=0)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from onnx import ModelProto
 from jq.calibration.calibrate import calibrate
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, presets, resolve
-from jq.data.sources import readable_again
+from jq.data.sources import calibration_samples
 from jq.errors import ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.lint import lint
@@ -43,6 +43,7 @@ from jq.recovery.finetuning import check_roundings, finetune
 from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files
+from jq.util.digest import digest
 from jq.util.progress import log
 from jq.version import __version__
 
@@ -75,10 +76,13 @@ def quantize(
     checkpoint: str | os.PathLike[str] | None = None,
     spill: str | os.PathLike[str] | None = None,
     roundings: Mapping[str, Rounding] | None = None,
+    measured: Measured | None = None,
 ) -> Result:
     """Return a float ONNX model quantized by a preset or config, calibrated on `data`; write it to `output`.
 
-    `data` is what `jq.calibrate` takes; None is random data, with a warning. The last four are those of `jq.finetune`.
+    `data` is what `jq.calibrate` takes; None is random data, with a warning. The four behind `mesh` are those of
+    `jq.finetune`. Into `measured`, a dict, goes what this call measures; with the same dict, calls with other options of
+    the plan, for the same model and data, do not measure it again.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -92,7 +96,7 @@ def quantize(
     files.check_writable(output, model)
     check_roundings(config, roundings or {})
     original = model if isinstance(model, Graph) else load(model)
-    ready = calibrated(original, data, config, mesh)
+    ready = calibrated(original, data, config, mesh, measured)
     config = ready.guarded.config
     for sentence in _left_in_float(ready, config):
         log.warning("%s", sentence)
@@ -134,22 +138,49 @@ class Calibrated:
     guarded: Guarded  # the plan, and the config that it is by, with what the guard changed
 
 
-def calibrated(original: Graph, data: Any, config: QuantConfig, mesh: Mesh | None = None) -> Calibrated:
+Measured = MutableMapping[
+    str, tuple[Graph, Stats | None]
+]  # equalized graphs and their statistics, by all they depend on
+# Options that only the plan, and what tunes it, depend on.
+_LATER = (
+    "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",
+    "finetune_batch", "finetune_drop",
+)  # fmt: skip
+
+
+def calibrated(
+    original: Graph, data: Any, config: QuantConfig, mesh: Mesh | None = None, measured: Measured | None = None
+) -> Calibrated:
     """Return a float graph prepared, equalized and calibrated, with its plan."""
     refuse_quantized(original)
     graph = prepare(original, config)
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
-    data = readable_again(data, graph.inputs, config.seed)
-    if config.cle:
-        before, graph = graph, equalize(graph, config, data)
-        log.info("equalized" if graph is not before else "equalization changed nothing")
-    stats = calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
+    data = calibration_samples(data, graph.inputs, config.held_out, config.seed)
+    key = "" if measured is None else _identity(graph, config)
+    known = {} if measured is None else measured
+    if key not in known:
+        known[key] = _equalized(graph, data, config, mesh)
+    graph, stats = known[key]
     made = guarded(graph, stats, config, data)
     if (fitted := fitted_bounds(graph, made.plan, config)) is not graph:
         graph, stats = fitted, calibrate(fitted, data, config, mesh=mesh)
         made = guarded(graph, stats, config, data)
     return Calibrated(graph, stats, data, made)
+
+
+def _equalized(graph: Graph, data: Any, config: QuantConfig, mesh: Mesh | None) -> tuple[Graph, Stats | None]:
+    """An equalized graph and its statistics."""
+    if config.cle:
+        before, graph = graph, equalize(graph, config, data)
+        log.info("equalized" if graph is not before else "equalization changed nothing")
+    return graph, calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
+
+
+def _identity(graph: Graph, config: QuantConfig) -> str:
+    """A hash of all that measurements of a prepared graph depend on, but for the data."""
+    options = config.to_dict()
+    return digest(graph, config.calibrates, {k: v for k, v in options.items() if k not in _LATER})
 
 
 def corrected(ready: Calibrated) -> Calibrated:

@@ -95,18 +95,6 @@ def write_report(report: jq.Report, path: Path | None) -> list[str]:
     return [f"report: {path}"]
 
 
-def seconds(text: str) -> float:
-    """A time as 90, 90s, 2m or 1h."""
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    try:
-        number = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigError(f"--time-budget needs a time such as 120s, 2m or 1h; got {text!r}")
-    return number
-
-
 def decibels(text: str) -> float | None:
     """A number of dB, or off."""
     try:

@@ -18,7 +18,6 @@ from jq.cli.options import (
     check_output,
     config_of,
     decibels,
-    seconds,
     setting,
     use_all_cores,
     write_report,
@@ -26,6 +25,7 @@ from jq.cli.options import (
 from jq.cli.show import answer
 from jq.config_file import SUFFIXES, as_toml
 from jq.errors import ConfigError
+from jq.util.durations import seconds_of
 
 # Options that AMD's tutorials spell in another way.
 _TUTORIAL = {"model-output": "output", "calibration-dataset-path": "data"}
@@ -87,7 +87,7 @@ def quantize(
     --cross_layer_equalization and --fast_finetune, which is AdaRound.
     """
     use_all_cores()
-    budget = None if time_budget is None else seconds(time_budget)
+    budget = seconds_of(time_budget)
     options = config_of(config).replace(**dict(setting(o) for o in option or ()))
     options = options.replace(**({} if guard is None else {"guard": decibels(guard)}))
     options = options.replace(

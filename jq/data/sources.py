@@ -122,6 +122,28 @@ def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
     return data if source.again else list(source.samples())
 
 
+def calibration_samples(data: Any, inputs: Sequence[Value], held_out: int | None, seed: int = 0) -> Any:
+    """Return data that can be read more than once, without the samples that `decides` keeps from calibration.
+
+    >>> inputs = [Value("x", np.dtype("float32"), ("N",))]
+    >>> [int(s["x"][0]) for s in calibration_samples(np.float32([0, 1, 2, 3, 4]), inputs, 2)]
+    [0, 2, 4]
+    """
+    if held_out is None:
+        return readable_again(data, inputs, seed)
+    samples = enumerate(open_source(data, inputs, seed=seed).samples())
+    return [sample for i, sample in samples if not decides(i, held_out)]
+
+
+def decides(index: int, held_out: int) -> bool:
+    """Whether a sample is kept from calibration and finetuning, one in so many, to decide between models on.
+
+    >>> [i for i in range(9) if decides(i, 4)]
+    [3, 7]
+    """
+    return index % held_out == held_out - 1
+
+
 def judged_samples(data: Any, inputs: Sequence[Value], seed: int = 0, *, models: int = 1) -> list[Sample]:
     """Return the first samples, on which a plan is judged: fewer where several models run on them."""
     source = open_source(data, inputs, seed=seed)

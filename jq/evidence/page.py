@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from jq.evidence.plots import decibel, depth_plot, histogram, ranges
-from jq.util.markup import text
+from jq.util.markup import table, text
 
 if TYPE_CHECKING:
-    from jq.evidence.report import Report, TensorRow
+    from jq.evidence.report import Report, Section, TensorRow
 
 REASONS = {
     "bias": "the channels' means are shifted: correct the bias",
@@ -52,6 +52,7 @@ def page(report: Report) -> str:
     columns = [c for c in _COLUMNS if any(c.value(row) not in (None, "") for row in report.rows)]
     body = [
         f"<header><h1>{text(report.title)}</h1>{_listed(report.facts.items())}</header><main>",
+        *(_section(s) for s in report.sections),
         _overview(rows),
         _items("Before quantizing", [(f.severity, f"{f.severity}: {f.where}: {f.message}") for f in report.findings]),
         _items("Mended by the guard", [("", str(mend)) for mend in report.guard]),
@@ -71,6 +72,12 @@ def page(report: Report) -> str:
 
 def _listed(facts: Iterable[tuple[str, Any]]) -> str:
     return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in facts)}</dl>"
+
+
+def _section(section: Section) -> str:
+    picture = f'<div class="wide">{section.picture}</div>' if section.picture else ""
+    columns = table(section.columns, section.rows)
+    return f'<section><h2>{text(section.title)}</h2>{picture}<div class="wide">{columns}</div></section>'
 
 
 def _overview(rows: list[tuple[str, TensorRow]]) -> str:

@@ -77,6 +77,16 @@ class TensorRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class Section:
+    """A table beside those of tensors, with a picture as SVG."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    picture: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """The evidence of a quantization; rows are sorted, the worst first."""
 
@@ -87,6 +97,7 @@ class Report:
     findings: tuple[Finding, ...]
     unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
     guard: tuple[Mend, ...] = ()  # what rounding would have ruined, and what was done
+    sections: tuple[Section, ...] = ()  # what else is told, in front of the tensors
 
     def summary(self, count: int = 10) -> str:
         """The facts, what constraints moved, and the worst tensors, as lines of text."""

@@ -227,13 +227,13 @@ def _is_relu(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
 
     Another is one to the largest code of 8 bits at a scale below one, which a quantizer does by itself.
     """
-    bounds = [np.asarray(v).item() if v is not None and np.size(v) == 1 else None for v in operands[1:3]]
-    if len(bounds) != 2 or None in bounds:
+    bounds = [float(np.asarray(v).item()) for v in operands[1:3] if v is not None and np.size(v) == 1]
+    if len(bounds) != 2:
         return False
     scale, exponent = math.frexp(bounds[1] / INT8.qmax)
     if bounds[0] == 0 and scale == 0.5 and exponent <= 0:
         return True
-    return any(np.allclose(np.array(bounds, float), (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1))
+    return any(np.allclose(bounds, (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1))
 
 
 @op(

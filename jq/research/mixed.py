@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from jax.sharding import Mesh
 
-from jq.arithmetic.formats import BFLOAT16, INT16, Float, Format
+from jq.arithmetic.formats import BFLOAT16, INT16
 from jq.calibration.calibrate import calibrate
 from jq.calibration.stats import Stats
 from jq.config import QuantConfig, resolve
@@ -29,6 +29,7 @@ from jq.graph import Graph, Node
 from jq.plan import Plan
 from jq.plan.planning import make_plan
 from jq.plan.scales import channel_axes
+from jq.research.islands import bits, products
 from jq.research.losses import CURVED, Loss
 from jq.research.sensitivities import grouped, sensitivity
 from jq.util import files, markup
@@ -307,18 +308,7 @@ def _layers(graph: Graph, plan: Plan) -> dict[str, list[Node]]:
 
 def _cost(graph: Graph, nodes: Sequence[Node], options: QuantConfig, cost: Cost) -> float:
     weights = {k for n in nodes for k in n.reads() if k in graph.params}
-    bits = _bits(options.weight)
     if cost == "size":
-        return sum(graph.params[k].size for k in weights) * bits / 8
+        return sum(graph.params[k].size for k in weights) * bits(options.weight) / 8
     axes = channel_axes(graph)
-    products = 0.0
-    for node in nodes:
-        for name in set(node.reads()) & axes.keys():
-            weight, output = graph.params[name], graph.values[node.outputs[0]].shape or ()
-            places = math.prod(d for d in output if isinstance(d, int)) / weight.shape[axes[name]]
-            products += weight.size * places
-    return products * bits * _bits(options.activation)
-
-
-def _bits(grid: Format) -> float:
-    return 8.0 * grid.dtype.itemsize if isinstance(grid, Float) else float(grid.bits)
+    return sum(products(graph, n, axes) for n in nodes) * bits(options.weight) * bits(options.activation)

@@ -1,0 +1,89 @@
+"""`jq-quant auto`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import jq
+from jq.cli.application import command
+from jq.cli.options import Data, FloatModel, beginning, check_output, use_all_cores
+from jq.cli.show import answer, table
+from jq.util import files
+
+_CHIPS = ("phx", "hpt", "stx", "krk")
+
+
+@command()
+def auto(
+    model: FloatModel,
+    data: Data = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="'top1 -0.5' (points below float), 'agreement 98' (percent), 'kl 0.02', 'sqnr 25' (dB), or "
+            "'metric.py:function 0.98'; without it, the knee of accuracy against cost.",
+            show_default=False,
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="The class of each sample, for top1: .npy, .npz, .txt or .csv.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The quantized model, with its config as .toml and the report as .html beside it [MODEL_auto.onnx].",
+            show_default=False,
+        ),
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(metavar="5m", help="Stop after this long, with the best so far [when all is tried].")
+    ] = None,
+    chip: Annotated[str, typer.Option(help="phx, hpt, stx or krk.", autocompletion=beginning(lambda: _CHIPS))] = "stx",
+    float_islands: Annotated[
+        int, typer.Option(help="Regions in a wider format that may be added; heads and the guard's are not counted.")
+    ] = 1,
+    wide: Annotated[
+        str, typer.Option(help="What these are in: float, for the compiler to run in BF16, bf16 or int16.")
+    ] = "float",
+    max_cost: Annotated[
+        float, typer.Option(help="Bit operations that a model may have, in units of those of 8 bits everywhere.")
+    ] = 1.15,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="The .jsonl file of what was tried; an interrupted search goes on from it [OUTPUT.jsonl].",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the outcome and the rungs as one JSON document.")
+    ] = False,
+) -> None:
+    """Quantize a model such that a target holds: climb from cheap methods to costly ones, deciding on unseen samples.
+
+    One sample in four decides, the others calibrate and tune. Exit code 1 says that the target was not shown to hold: the
+    best model is written all the same.
+
+    Example: jq-quant auto model.onnx --data calib/ --target "agreement 98" --time-budget 5m -o model_npu.onnx
+    """
+    use_all_cores()
+    output = output or model.parent / f"{model.stem}_auto.onnx"
+    files.check_writable(output, model)
+    ledger = ledger or output.with_suffix(".jsonl")
+    check_output("--ledger", ledger, (".jsonl",))
+    known = None if labels is None else jq.evaluate.read_labels(labels).values
+    result = jq.auto(
+        model, data, target=target, chip=chip, budget=time_budget, labels=known, float_islands=float_islands,
+        wide=wide, max_cost=max_cost, ledger=ledger,  # type: ignore[arg-type]
+    )  # fmt: skip
+    written = result.save(output)
+    lines = (result.outcome, *(f"written: {path}" for path in written))
+    answer(as_json, result.to_dict(), table(*result.cells()), *lines)
+    if result.goal.bound is not None and not result.reached:
+        raise typer.Exit(1)

@@ -1,0 +1,354 @@
+"""`auto`: climb rungs of quantization until a goal holds, on samples that nothing was calibrated or tuned on.
+
+One sample in four decides, the others calibrate and tune. Each rung makes a config from the best model so far; what is no
+better on the deciding samples is not kept. So the result is a config, with which `jq.quantize` makes the same model again,
+and a table of what was tried. It ends when the goal holds with confidence, when time is up, or when nothing is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from jq.arithmetic.losses import decibels
+from jq.config import QuantConfig
+from jq.data.arrays import Sample
+from jq.data.sources import decides, open_source, readable_again
+from jq.errors import ConfigError, DataError, Error, check_choice
+from jq.graph import Graph
+from jq.graph.read import ModelLike, load
+from jq.npu.facts import CHIPS
+from jq.npu.forecasting import forecast
+from jq.pipeline import Measured, Result, calibrated, quantize
+from jq.research.goals import Evaluate, EvaluationError, Goal, Judge, Score, goal_of, samples_needed
+from jq.research.islands import apart, bits, islands, work
+from jq.research.ledger import Ledger
+from jq.research.outcomes import AutoResult, Tried, shown
+from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung, Wide
+from jq.util.digest import digest
+from jq.util.durations import seconds_of
+from jq.util.progress import log, progress_bar
+from jq.version import __version__
+
+_EVERY = 4  # samples, of which one decides
+_DECIBELS = 10.0  # of error that twice the bit operations must gain to be worth it
+_COLUMNS = ("hash", "rung", "config", "score", "facts", "seconds", "outcome")
+
+
+def auto(
+    model: ModelLike,
+    data: Any,
+    *,
+    target: str | float | None = None,
+    chip: str = "stx",
+    budget: float | str | None = None,
+    evaluate: Evaluate | None = None,
+    labels: Any = None,
+    float_islands: int = 1,
+    wide: Wide = "float",
+    max_cost: float = 1.15,
+    rungs: Sequence[Rung] = RUNGS,
+    ledger: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> AutoResult:
+    """Return a float model quantized such that a target holds, or the best that is found, and the config that makes it.
+
+    `target` is "top1 -0.5" (points below float; needs `labels`), "agreement 98" (percent of the samples in float's class),
+    "kl 0.02", "sqnr 25", or "file.py:function 0.98"; None looks for the knee of accuracy against cost. With `evaluate`, a
+    function of a model, or of `outputs` (and `labels`), larger being better, the target is its bound, and a number with a
+    sign is relative to float. `budget` is time: seconds, or text such as "5m".
+
+    Of `data`, as `jq.quantize` takes them, one sample in four decides and the others calibrate and tune. A model may cost
+    `max_cost` times the bit operations of 8 bits everywhere, and have `float_islands` regions in the `wide` format beyond
+    those that heads and the guard leave. `ledger`, a .jsonl file, holds what was tried: an interrupted search goes on.
+
+    >>> import jq
+    >>> images, labels = jq.zoo.calibration_set()
+    >>> result = jq.auto(jq.zoo.path("fashion_resnet"), images[:64], target="sqnr 10", chip="phx")
+    >>> result.reached, [t.rung for t in result.rungs]
+    (True, ['XINT8'])
+    """
+    start, limit = time.perf_counter(), seconds_of(budget)
+    if chip not in CHIPS:
+        raise ConfigError(f"no chip {chip!r}; there are {', '.join(CHIPS)}")
+    check_choice("wide", wide, get_args(Wide))
+    _check_limits(float_islands, max_cost)
+    goal, evaluate = goal_of(target, evaluate)
+    search = _Search.of(model, data, goal, evaluate, labels, Limits(chip, max_cost, float_islands, wide), seed)
+    book = Ledger.open(ledger, _COLUMNS)
+    known = {row["hash"]: row for row in book.rows}
+    spent = sum(row["seconds"] for row in book.rows if row["hash"].startswith(search.identity))
+    climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
+
+    def left() -> float:
+        return math.inf if limit is None else limit - spent - (time.perf_counter() - start)
+
+    with progress_bar("auto", len(rungs), "rungs") as advance:
+        for rung in rungs:
+            if climb.tried and left() < _time_of(tried):
+                why = f"the time of {limit:g} s is up before {rung.name}"
+                break
+            step, ended = search.step(rung, climb, known, book, left())
+            advance(1)
+            if step is None:
+                continue
+            climb, row = step
+            tried.append(row)
+            log.info("%s: %s", rung.name, row.outcome)
+            if ended:
+                why = ended
+                break
+            if climb.best is not None and climb.best.score.holds and goal.bound is not None:
+                why = f"{climb.best.rung} holds it"
+                break
+    return search.ended(climb, tried, why)
+
+
+def _check_limits(float_islands: int, max_cost: float) -> None:
+    if not isinstance(float_islands, int) or float_islands < 0:
+        raise ConfigError(f"float_islands is {float_islands!r}; expected how many regions may be added, 0 or more")
+    if not (isinstance(max_cost, (int, float)) and math.isfinite(max_cost) and max_cost >= 1):
+        raise ConfigError(f"max_cost is {max_cost!r}; expected at least 1, the bit operations of 8 bits everywhere")
+
+
+def _time_of(tried: Sequence[Tried]) -> float:
+    """Seconds that the next rung is taken to need: as many as the longest one without tuning."""
+    return max((t.seconds for t in tried), default=0.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    """The model, the data and the judge that all rungs share."""
+
+    model: ModelLike
+    graph: Graph
+    data: Any
+    judge: Judge
+    limits: Limits
+    held_out: int
+    seed: int
+    identity: str  # of model, data, goal and limits
+    measured: Measured
+    own_islands: dict[str, int]  # of each model of uniform formats
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelLike,
+        data: Any,
+        goal: Goal,
+        evaluate: Evaluate | None,
+        labels: Any,
+        limits: Limits,
+        seed: int,
+    ) -> _Search:
+        """The search, once samples are split and the float network has run on those that decide."""
+        graph = model if isinstance(model, Graph) else load(model)
+        if data is None:
+            raise ConfigError("auto needs data: on random samples nothing can be decided")
+        data = readable_again(data, graph.inputs, seed)
+        samples = list(open_source(data, graph.inputs, seed=seed).samples())
+        count = len(samples)
+        if count < 2:
+            raise DataError(f"auto needs 2 samples and more, as some calibrate and others decide; got {count}")
+        every = min(_EVERY, count)
+        deciding = [s for i, s in enumerate(samples) if decides(i, every)]
+        known = None if labels is None else _labels(labels, samples, every)
+        warn_of_few(goal, len(deciding))
+        judge = Judge.of(goal, graph, deciding, known, evaluate)
+        identity = digest(graph, *map(digest, samples), str(goal), known, limits, seed, __version__)[:12]
+        return cls(model, graph, data, judge, limits, every, seed, identity, {}, {})
+
+    def climb(self) -> Climb:
+        """The climb before its first rung."""
+        labels = frozenset(node.label for node in self.graph.nodes)
+        return Climb(
+            self.limits, lambda config: calibrated(self.graph, self.data, config, measured=self.measured), labels
+        )
+
+    def step(
+        self, rung: Rung, climb: Climb, known: Mapping[str, Any], book: Ledger, left: float
+    ) -> tuple[tuple[Climb, Tried] | None, str]:
+        """One rung: the climb behind it and what came of it, None where it does not apply; and why the search ends here."""
+        start = time.perf_counter()
+        if not rung.applies(climb):
+            return None, ""
+        config = rung.config(climb)
+        if config is None:
+            return None, ""
+        config = config.replace(held_out=self.held_out, seed=self.seed)
+        if any(c.config == config for c in climb.tried):
+            return None, ""
+        price = bits(config.activation) * bits(config.weight) / 64
+        if price > self.limits.most:
+            return (climb, Tried(rung.name, self._too_costly(price), 0.0, cost=price)), ""
+        key = f"{self.identity}{digest(rung.name, config.to_dict())[:12]}"
+        if key in known:
+            row = known[key]
+            candidate, outcome = _read(row, rung.name, config), row["outcome"]
+            took, ended = float(row["seconds"]), ""
+        else:
+            candidate, outcome, ended = self._made(rung.name, config, climb, left)
+            took = time.perf_counter() - start
+            if not ended:
+                book.append(_row(key, rung.name, config, candidate, outcome, took))
+        if candidate is None:
+            return (climb, Tried(rung.name, outcome, took)), ended
+        tried = Tried(
+            rung.name, outcome, took, candidate.score, candidate.cost, candidate.narrow, candidate.islands,
+            candidate.size, candidate.forecast,
+        )  # fmt: skip
+        if outcome not in ("kept", "no better"):
+            return (climb, tried), ended
+        best = candidate if outcome == "kept" else climb.best
+        return (dataclasses.replace(climb, best=best, tried=(*climb.tried, candidate)), tried), ended
+
+    def _made(self, name: str, config: QuantConfig, climb: Climb, left: float) -> tuple[Candidate | None, str, str]:
+        """A candidate, whether it is kept, and why the search ends here."""
+        start = time.perf_counter()
+        try:
+            result = self.quantized(config, None if math.isinf(left) else max(left, 0.0))
+        except Error as error:
+            return None, f"failed: {error}", ""
+        if config.finetune and time.perf_counter() - start >= left:
+            return None, "time was up before it was tuned", f"the time was up in {name}"
+        graph, plan = result.graph, result.plan
+        cost, narrow = work(graph, plan)
+        count = len(islands(graph, apart(graph, plan, config)))
+        sizes = cost, narrow, count, result.model.ByteSize(), self._forecast(result)
+        try:
+            score = self.judge.score(result.model)
+        except EvaluationError as error:
+            held = Score(math.nan, None, None, None, (math.inf,), False)
+            candidate = Candidate(name, config, held, *sizes, result)
+            outcome = "kept" if climb.best is None else f"failed: {error}"
+            return candidate, outcome, str(error)
+        except Error as error:
+            return None, f"failed: {error}", ""
+        candidate = Candidate(name, config, score, *sizes, result)
+        return candidate, self._outcome(candidate, climb), ""
+
+    def quantized(self, config: QuantConfig, left: float | None = None) -> Result:
+        """A model by a config; warnings of candidates are those of the search, which tells in its table."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return quantize(self.model, self.data, config, time_budget=left, measured=self.measured)
+
+    def _outcome(self, candidate: Candidate, climb: Climb) -> str:
+        limits, best = self.limits, climb.best
+        added = candidate.config.exclude or candidate.config.overrides  # else it is what heads and the guard leave
+        if added and candidate.cost > limits.most * (1 + 1e-9):
+            return self._too_costly(candidate.cost)
+        if best is None:
+            return "kept"
+        base = max((c.islands for c in climb.tried if not (c.config.exclude or c.config.overrides)), default=0)
+        if added and candidate.islands > base + limits.islands:
+            return f"too many islands: {candidate.islands}, the limit is {base + limits.islands}"
+        worse = candidate.score.error - best.score.error
+        if math.isnan(candidate.score.error) or (worse >= 0 and not candidate.score.holds):
+            return "no better"
+        return "kept" if worse < 0 else "no better"
+
+    def _too_costly(self, cost: float) -> str:
+        return f"too costly: {cost:.2f}, the limit is {self.limits.most:g}"
+
+    def _forecast(self, result: Result) -> str:
+        try:
+            made = forecast(load(result.model), self.limits.chip)
+        except Error as error:
+            log.info("no forecast: %s", error)
+            return ""
+        return f"{made.counts['npu']}/{made.counts['cpu']}/{made.subgraphs}"
+
+    def ended(self, climb: Climb, tried: Sequence[Tried], why: str) -> AutoResult:
+        """The result: the best model, or the knee where there is no bound."""
+        goal = self.judge.goal
+        chosen = climb.best if goal.bound is not None else knee(climb.tried)
+        chosen = climb.best if chosen is None else chosen
+        if chosen is None:
+            reasons = "; ".join(f"{t.rung}: {t.outcome}" for t in tried)
+            raise DataError(f"auto made no model: {reasons or 'no rung applies'}")
+        result = chosen.result or self.quantized(chosen.config)
+        reached = goal.bound is not None and chosen.score.holds
+        rungs = tuple(
+            dataclasses.replace(t, outcome="chosen") if t.rung == chosen.rung and t.kept else t for t in tried
+        )
+        why = why if reached else f"{why}; {self._in_the_way(chosen, result, tried)}"
+        return AutoResult(result, chosen.config, goal, reached, why, rungs, self.judge.whole, self.limits.chip)
+
+    def _in_the_way(self, chosen: Candidate, result: Result, tried: Sequence[Tried]) -> str:
+        goal, parts = self.judge.goal, [f"best found: {chosen.rung}, {shown(chosen.score)}"]
+        needed = samples_needed(goal)
+        if needed is not None and needed > len(self.judge.samples):
+            parts.append(
+                f"{len(self.judge.samples)} deciding samples cannot show {goal}: that takes {needed}, "
+                f"so {needed * self.held_out} in all"
+            )
+        worst = [r for r in result.report.rows if r.sqnr is not None and r.kind == "activation"][:2]
+        if worst:
+            parts.append("what loses most by rounding: " + ", ".join(f"{r.tensor} ({r.sqnr:.0f} dB)" for r in worst))
+        parts += [f"{t.rung} is {t.outcome}" for t in tried if t.outcome.startswith("too costly")][:1]
+        return "; ".join(parts)
+
+
+def warn_of_few(goal: Goal, count: int) -> None:
+    """Warn where the deciding samples cannot show the goal, whatever the models are."""
+    needed = samples_needed(goal)
+    if needed is not None and needed > count:
+        warnings.warn(
+            f"{count} samples decide: they cannot show {goal}, for which {needed} are the least, so the search goes on to "
+            "the best that it finds; give more data",
+            stacklevel=4,
+        )
+
+
+def knee(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate that is worth its cost: a tenth more bit operations must gain a dB of error."""
+    inside = [c for c in candidates if math.isfinite(c.score.error)]
+
+    def worth(c: Candidate) -> float:
+        gain = decibels(1.0, max(c.score.error, 1e-30)) if c.score.error >= 0 else -c.score.error
+        return gain - _DECIBELS * (c.cost - 1)
+
+    return max(inside, key=worth, default=None)
+
+
+def _labels(labels: Any, samples: Sequence[Sample], every: int) -> np.ndarray:
+    """The labels of the deciding samples."""
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != len(samples):
+        raise DataError(
+            f"labels are {values.dtype}{list(values.shape)}; expected one whole number for each of {len(samples)} samples"
+        )
+    return values[[i for i in range(len(samples)) if decides(i, every)]].astype(np.int64)
+
+
+# --- Rows of the ledger ---
+
+
+def _row(key: str, rung: str, config: QuantConfig, c: Candidate | None, outcome: str, took: float) -> dict[str, Any]:
+    score = None if c is None else dataclasses.asdict(c.score)
+    facts = None if c is None else [c.cost, c.narrow, c.islands, c.size, c.forecast]
+    return {
+        "hash": key, "rung": rung, "config": json.dumps(config.to_dict()), "score": score, "facts": facts,
+        "seconds": took, "outcome": outcome,
+    }  # fmt: skip
+
+
+def _read(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidate | None:
+    if row["score"] is None:
+        return None
+    try:
+        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["score"].items()}
+        cost, narrow, count, size, places = row["facts"]
+        return Candidate(rung, config, Score(**known), cost, narrow, count, size, places, None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the ledger's row of {rung!r} is damaged: {error}; give the name of a new file") from error

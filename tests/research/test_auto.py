@@ -1,0 +1,362 @@
+"""`jq.auto`: goals, islands, the climb, and what it leaves; searches that are cut short, damaged or impossible."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import jq
+from jq.cli import main
+from jq.config_file import read_config
+from jq.readings.runtime import onnxruntime_reading
+from jq.research.climbing import knee
+from jq.research.goals import (
+    Goal,
+    Judge,
+    Score,
+    difference_low,
+    goal_of,
+    interval,
+    parts_of,
+    samples_needed,
+    share_interval,
+)  # fmt: skip
+from jq.research.islands import apart, choose, islands, work
+from jq.research.rungs import RUNGS, Candidate, Rung
+
+MODEL = jq.zoo.path("fashion_resnet")
+CHEAP = [r for r in RUNGS if r.name in ("XINT8", "A8W8")]
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = jq.zoo.calibration_set()
+    return images[:24], labels[:24]
+
+
+# --- Goals ---
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("top1 -0.5", Goal("top1", -0.5, True)),
+        ("agreement 98", Goal("agreement", 98.0)),
+        ("kl 0.02", Goal("kl", 0.02)),
+        ("sqnr 25", Goal("sqnr", 25.0)),
+        (None, Goal("sqnr")),
+    ],
+)
+def test_a_text_states_a_goal(text: str | None, goal: Goal) -> None:
+    assert goal_of(text, None) == (goal, None)
+
+
+def test_a_function_has_a_bound_of_its_own() -> None:
+    assert goal_of("mAP -0.7", len)[0] == Goal("evaluate", -0.7, True)
+    assert goal_of(0.98, len)[0] == Goal("evaluate", 0.98)
+    assert goal_of(None, len)[0] == Goal("evaluate")
+
+
+@pytest.mark.parametrize("text", ["", "98", "agreement", "top5 -1", "kl -0.1", "sqnr nan", "no_such_file.py:f 0.9"])
+def test_a_text_that_states_none(text: str) -> None:
+    with pytest.raises(jq.ConfigError, match="target"):
+        goal_of(text, None)
+
+
+def test_a_function_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "metric.py"
+    file.write_text("def points(model):\n    return 1.0\n")
+    goal, function = goal_of(f"{file}:points 0.5", None)
+    assert goal == Goal("evaluate", 0.5) and function is not None and function(None) == 1.0
+    with pytest.raises(jq.ConfigError, match="no function 'other'"):
+        goal_of(f"{file}:other 0.5", None)
+    file.write_text("1 / 0")
+    with pytest.raises(jq.ConfigError, match="ZeroDivisionError"):
+        goal_of(f"{file}:points 0.5", None)
+
+
+def test_intervals_hold_what_they_promise() -> None:
+    rng = np.random.default_rng(0)
+    truths = 0.9, 0.97
+    for truth in truths:
+        draws = 100.0 * (rng.random((2000, 40)) < truth)
+        missed = np.mean([share_interval(row)[0] > 100 * truth for row in draws])
+        assert missed <= 0.05 + 0.015
+    normal = rng.normal(3.0, 1.0, (2000, 10))
+    assert abs(np.mean([interval(row)[0] > 3 for row in normal]) - 0.05) < 0.015
+
+
+def test_few_samples_show_little() -> None:
+    low, high = share_interval(np.full(20, 100.0))
+    assert 86 < low < 87 and high == 100  # 0.05 ** (1 / 20)
+    assert difference_low(np.zeros(20)) < -13
+    assert interval(np.ones(1)) == (-math.inf, math.inf)
+    assert samples_needed(Goal("agreement", 98.0)) == 149 and samples_needed(Goal("sqnr", 10.0)) is None
+    assert difference_low(np.zeros(598)) > -0.5 > difference_low(np.zeros(590))
+
+
+# --- Islands ---
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_the_best_of_all(seed: int) -> None:
+    rng, count = np.random.default_rng(seed), 7
+    gains, costs = rng.random(count), rng.random(count)
+    sources = [sorted(set(rng.integers(0, i, 2).tolist())) if i else [] for i in range(count)]
+    limit, most = float(costs.sum() * 0.4), int(rng.integers(1, 3))
+
+    def gain(taken: tuple[bool, ...]) -> float:
+        begins = sum(t and not any(taken[j] for j in sources[i]) for i, t in enumerate(taken))
+        inside = sum(c for c, t in zip(costs, taken, strict=True) if t) <= limit and begins <= most
+        return sum(g for g, t in zip(gains, taken, strict=True) if t) if inside else -1.0
+
+    best = max(map(gain, itertools.product([False, True], repeat=count)))
+    chosen = choose(gains.tolist(), costs.tolist(), sources, limit, most)
+    assert gain(tuple(chosen.tolist())) == pytest.approx(best, abs=1e-4)
+
+
+def test_what_is_left_in_float_is_an_island(data: tuple[np.ndarray, np.ndarray]) -> None:
+    plain = jq.quantize(MODEL, data[0][:4], "XINT8")
+    names = [n.label for n in plain.graph.nodes if n.op_type == "Conv"]
+    config = jq.presets["XINT8"].replace(exclude=(names[0], names[-1]))
+    made = jq.quantize(MODEL, data[0][:4], config)
+    assert islands(plain.graph, apart(plain.graph, plain.plan, jq.presets["XINT8"])) == []
+    assert len(islands(made.graph, apart(made.graph, made.plan, config))) == 2
+    cost, narrow = work(made.graph, made.plan)
+    assert work(plain.graph, plain.plan) == (1, 1) and cost == pytest.approx(narrow + 4 * (1 - narrow)) and narrow < 1
+    assert work(*_graph_and_plan(data[0][:4], "A16W8")) == (2.0, 0.0)
+
+
+def _graph_and_plan(images: np.ndarray, preset: str) -> tuple[Any, Any]:
+    made = jq.quantize(MODEL, images, preset)
+    return made.graph, made.plan
+
+
+# --- The climb ---
+
+
+def test_it_stops_at_the_first_rung_that_holds(data: tuple[np.ndarray, np.ndarray]) -> None:
+    result = jq.auto(MODEL, data[0], target="sqnr 5", rungs=CHEAP)
+    assert result.reached and [t.rung for t in result.rungs] == ["XINT8"] and result.rungs[0].outcome == "chosen"
+    score = result.rungs[0].score
+    assert score is not None and score.samples == 6 and score.low is not None and 5 <= score.low <= score.value
+    assert result.config.held_out == 4
+
+
+def test_the_figure_is_that_of_the_deciding_samples(data: tuple[np.ndarray, np.ndarray]) -> None:
+    result = jq.auto(MODEL, data[0], target="agreement 50", rungs=CHEAP)
+    deciding = data[0][3::4]
+    one, two = (onnxruntime_reading(m)({"input": deciding})["logits"] for m in (MODEL, result.model))
+    score = result.rungs[0].score
+    assert score is not None and score.value == pytest.approx(100 * np.mean(one.argmax(1) == two.argmax(1)))
+
+
+def test_its_config_makes_the_same_bytes(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=[*CHEAP, *(r for r in RUNGS if r.name == "islands")])
+    assert not result.reached and any(t.rung == "islands" and t.score for t in result.rungs)
+    model, config, page, *more = result.save(tmp_path / "best.onnx")
+    islands_kept = any(t.islands for t in result.rungs if t.outcome == "chosen")
+    assert [p.name for p in more] == ["vitisai_config.json"] * islands_kept
+    again = jq.quantize(MODEL, data[0], read_config(config))
+    assert again.model.SerializeToString() == model.read_bytes()
+    text = page.read_text()
+    assert "Rungs" in text and "<svg" in text and "best found" in text
+    assert json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_no_claim_that_the_data_cannot_carry(data: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.warns(UserWarning, match="6 samples decide: they cannot show agreement 98"):
+        result = jq.auto(MODEL, data[0], target="agreement 98", rungs=CHEAP[:1])
+    assert not result.reached and "takes 149" in result.why
+    with pytest.warns(UserWarning, match="598 are the least"):
+        result = jq.auto(MODEL, data[0], target="top1 -0.5", labels=data[1], rungs=CHEAP[:1])
+    assert not result.reached
+
+
+def test_the_labels_are_those_of_the_deciding_samples(data: tuple[np.ndarray, np.ndarray]) -> None:
+    logits = onnxruntime_reading(MODEL)({"input": data[0]})["logits"]
+    labels = logits.argmax(1)
+    labels[np.arange(len(labels)) % 4 != 3] += 1
+    with pytest.warns(UserWarning, match="cannot show"):
+        result = jq.auto(MODEL, data[0], target="top1 -0.5", labels=labels, rungs=CHEAP[:1])
+    assert result.whole == 100
+    with pytest.raises(jq.DataError, match="one whole number for each of 24 samples"):
+        jq.auto(MODEL, data[0], target="top1 -0.5", labels=labels[:5])
+    with pytest.raises(jq.ConfigError, match="needs labels"):
+        jq.auto(MODEL, data[0], target="top1 -0.5")
+
+
+def test_limits_on_cost_and_islands(data: tuple[np.ndarray, np.ndarray]) -> None:
+    rungs = [r for r in RUNGS if r.name in ("XINT8", "islands", "A16W8")]
+    result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=rungs, float_islands=1, max_cost=1.5)
+    by_name = {t.rung: t for t in result.rungs}
+    assert by_name["A16W8"].outcome == "too costly: 2.00, the limit is 1.5" and by_name["A16W8"].score is None
+    wide = by_name["islands"]
+    assert wide.islands == 1 and wide.cost is not None and 1 < wide.cost <= 1.5
+    none = jq.auto(MODEL, data[0], target="sqnr 200", rungs=rungs, float_islands=0)
+    assert [t.rung for t in none.rungs] == ["XINT8", "A16W8"]
+    older = jq.auto(MODEL, data[0], target="sqnr 200", rungs=rungs, float_islands=0, chip="phx")
+    assert [t.rung for t in older.rungs] == ["XINT8"]
+
+
+def test_a_rung_of_ones_own(data: tuple[np.ndarray, np.ndarray]) -> None:
+    mine = Rung("coarse", lambda climb: climb.best is not None, lambda climb: climb.best.config.replace(cle=False))
+    result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=[*CHEAP[:1], mine])
+    assert [t.rung for t in result.rungs] == ["XINT8", "coarse"]
+
+
+def test_the_knee() -> None:
+    def candidate(name: str, cost: float, error: float) -> Candidate:
+        score = Score(0.0, None, None, None, (error,), False)
+        return Candidate(name, jq.presets["XINT8"], score, cost, 1.0, 0, 1, "", None)
+
+    line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
+    assert [knee(part).rung for part in (line, line[:1], [line[0], line[2]])] == ["bend", "cheap", "cheap"]  # type: ignore[union-attr]
+    assert knee([]) is None
+
+
+def test_boxes_and_scores_are_judged_apart() -> None:
+    names = ["boxes", "scores"]
+    nodes = [onnx.helper.make_node("Relu", [n], [n + "_"]) for n in names]
+    nodes.append(onnx.helper.make_node("Concat", [n + "_" for n in names], ["y"], axis=1))
+    shapes = {"boxes": [1, 4, 9], "scores": [1, 3, 9], "y": [1, 7, 9]}
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shapes[n]) for n in part]
+        for part in (names, ["y"])
+    )
+    graph_of = onnx.helper.make_graph(nodes, "g", inputs, outputs)
+    model = onnx.helper.make_model(graph_of, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    graph = jq.load(model)
+    assert parts_of(graph, "y") == (1, [4])
+    sample = {n: np.random.default_rng(0).random(shapes[n], np.float32) * (100 if n == "boxes" else 1) for n in names}
+    judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
+    (lost,) = [{k: v * np.array([1] * 4 + [0] * 3, np.float32)[:, None] for k, v in o.items()} for o in judge.reference]
+    assert judge.relative_error(judge.reference[0], lost) == 0.5  # the scores are lost, though the output keeps 40 dB
+
+
+# --- Functions of the user's ---
+
+
+def test_functions_of_outputs_and_of_the_model(data: tuple[np.ndarray, np.ndarray]) -> None:
+    seen: list[Any] = []
+
+    def spread(outputs: dict[str, np.ndarray], labels: np.ndarray) -> np.ndarray:
+        seen.append((outputs["logits"].shape, labels.tolist()))
+        return outputs["logits"].std(axis=1)
+
+    result = jq.auto(MODEL, data[0], target=-0.5, evaluate=spread, labels=data[1], rungs=CHEAP[:1])
+    assert seen[0] == ((6, 10), data[1][3::4].tolist()) and result.rungs[0].score is not None
+    assert result.rungs[0].score.low is not None  # an array has an interval
+
+    def nodes(model: onnx.ModelProto) -> float:
+        return -len(model.graph.node)
+
+    result = jq.auto(MODEL, data[0], evaluate=nodes, target="-1000", rungs=CHEAP[:1])
+    assert result.reached and result.rungs[0].score.value == -len(result.model.graph.node)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "raise", []])
+def test_a_function_that_fails_keeps_the_best_model(bad: Any, data: tuple[np.ndarray, np.ndarray]) -> None:
+    calls: list[int] = []
+
+    def evaluate(model: onnx.ModelProto) -> Any:
+        calls.append(1)
+        if len(calls) < 3:
+            return 1.0
+        if bad == "raise":
+            raise RuntimeError("no device")
+        return bad
+
+    result = jq.auto(MODEL, data[0], evaluate=evaluate, target=2.0, rungs=CHEAP)
+    assert not result.reached and [t.rung for t in result.rungs] == ["XINT8", "A8W8"]
+    assert result.rungs[1].outcome.startswith("failed: evaluate") and result.rungs[0].outcome == "chosen"
+    assert "evaluate" in result.why
+
+
+def test_a_function_that_fails_on_the_float_model(data: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(jq.DataError, match="evaluate raised ZeroDivisionError"):
+        jq.auto(MODEL, data[0], evaluate=lambda model: 1 / 0, target=1.0)
+
+
+# --- Cut short ---
+
+
+def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    book, whole = tmp_path / "book.jsonl", jq.auto(MODEL, data[0], target="sqnr 200", rungs=RUNGS[:3])
+
+    def stops(after: int) -> list[Rung]:
+        def raising(climb: Any) -> Any:
+            raise KeyboardInterrupt
+
+        return [*RUNGS[:after], Rung("stop", lambda climb: True, raising)]
+
+    for after in (0, 1, 1, 2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            jq.auto(MODEL, data[0], target="sqnr 200", rungs=stops(after), ledger=book)
+        book.write_bytes(book.read_bytes() + b'{"hash": "torn' if book.exists() else b"")
+    result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=RUNGS[:3], ledger=book)
+    assert result.model.SerializeToString() == whole.model.SerializeToString()
+    assert [(t.rung, t.outcome, t.score) for t in result.rungs] == [(t.rung, t.outcome, t.score) for t in whole.rungs]
+    assert len(book.read_text().splitlines()) == 3
+
+
+def test_time_that_is_up(data: tuple[np.ndarray, np.ndarray]) -> None:
+    result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=CHEAP, budget="1s")
+    assert [t.rung for t in result.rungs] == ["XINT8"] and "the time of 1 s is up before A8W8" in result.why
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"chip": "tpu"}, "no chip 'tpu'"),
+        ({"wide": "int4"}, "wide"),
+        ({"float_islands": -1}, "float_islands"),
+        ({"max_cost": 0.5}, "max_cost"),
+        ({"budget": "soon"}, "a time such as"),
+    ],
+)
+def test_options_that_are_none(options: dict[str, Any], text: str, data: tuple[np.ndarray, np.ndarray]) -> None:
+    with pytest.raises(jq.ConfigError, match=text):
+        jq.auto(MODEL, data[0], target="sqnr 5", **options)
+
+
+def test_data_that_are_too_few(data: tuple[np.ndarray, np.ndarray]) -> None:
+    assert jq.auto(MODEL, data[0][:3], target="sqnr 200", rungs=CHEAP[:1]).config.held_out == 3
+    with pytest.raises(jq.DataError, match="got 1"):
+        jq.auto(MODEL, data[0][:1], target="sqnr 5")
+    with pytest.raises(jq.ConfigError, match="auto needs data"):
+        jq.auto(MODEL, None, target="sqnr 5")
+
+
+# --- The command ---
+
+
+def test_the_command(tmp_path: Path, data: tuple[np.ndarray, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "data.npz", input=data[0])
+    given = ["auto", str(MODEL), "--data", str(tmp_path / "data.npz"), "-o", str(tmp_path / "best.onnx")]
+    main_of([*given, "--target", "sqnr 5"], 0)
+    out = capsys.readouterr().out
+    assert "sqnr 5: reached; XINT8 holds it" in out and "chosen" in out[: out.index("reached")]
+    assert {p.name for p in tmp_path.iterdir()} == {"data.npz", "best.onnx", "best.toml", "best.html", "best.jsonl"}
+    assert tomllib.loads((tmp_path / "best.toml").read_text())["held_out"] == 4
+    main_of(["quantize", str(MODEL), "--data", str(tmp_path / "data.npz"), "--config", str(tmp_path / "best.toml"), "-o",
+             str(tmp_path / "again.onnx")], 0)  # fmt: skip
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "best.onnx").read_bytes()
+    main_of([*given, "--target", "sqnr 200", "--time-budget", "1s", "--json"], 1)
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{") :])["reached"] is False
+    main_of([*given, "--target", "fast"], 2)
+
+
+def main_of(arguments: list[str], code: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert (ended.value.code or 0) == code
