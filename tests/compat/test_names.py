@@ -157,3 +157,20 @@ def test_dicts_of_no_config(change: dict[str, Any], match: str) -> None:
         QConfig.from_dict(quark.XINT8_QCONFIG.to_dict() | change)
     with pytest.raises(ConfigError, match="global_config"):
         QConfig.from_dict({})
+
+
+def test_the_json_of_amds_examples():
+
+    layers = {"input_tensors": {"spec": "XInt8Spec"}, "weight": {"spec": "XInt8Spec"}, "bias": None}
+    extra = {"IgnoreWarnings": False, "UseRandomData": False, "MatMulToGemm": True, "DedicatedQDQPair": True}
+    read = QConfig.from_dict({"global_config": layers, "exclude": {"node_names": ["/a", "/b"]}, "extra_options": extra})
+    wanted = QConfig(
+        QLayerConfig(quark.XInt8Spec(), weight=quark.XInt8Spec()), exclude=["/a", "/b"], extra_options=extra
+    )
+    assert read.to_dict() == wanted.to_dict()
+    for wrong in (
+        {"global_config": {"weight": {"spec": "XInt9Spec"}}},
+        {"global_config": layers, "exclude": {"x": []}},
+    ):
+        with pytest.raises(ConfigError, match=r"spec needs one of|exclude has node_names"):
+            QConfig.from_dict(wrong)

@@ -285,6 +285,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "FillAllValueInfo": _hint(_ALIKE),
     # Quantizers
     "AddQDQPairToWeight": _refused("weights are stored as the codes that they have"),
+    "MatMulToGemm": _noted(False, "it has no effect; jq quantizes MatMul as it is"),
     "DedicatedQDQPair": _noted(False, "readers of a tensor share its quantizer; the numbers are the same"),
     "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
     "EnableDualQuantNodePairs": _refused("a tensor has one format"),

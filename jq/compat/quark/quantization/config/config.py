@@ -146,10 +146,18 @@ class QConfig(Fields):
 
     @staticmethod
     def from_dict(options: Mapping[str, Any]) -> QConfig:
-        """Return the config that `to_dict` described."""
+        """Return the config that `to_dict` described, or one in the JSON of AMD's examples: specs and excludes by name."""
         if "global_config" not in options:
             raise ConfigError("a QConfig needs global_config")
-        fields = dict(options) | {"global_config": QLayerConfig.from_dict(options["global_config"])}
+        excluded = options.get("exclude", [])
+        if isinstance(excluded, Mapping):
+            if other := excluded.keys() - {"node_names"}:
+                raise ConfigError(f"exclude has node_names; got {', '.join(sorted(other))} too")
+            excluded = list(excluded.get("node_names", []))
+        fields = dict(options) | {
+            "exclude": excluded,
+            "global_config": QLayerConfig.from_dict(options["global_config"]),
+        }
         for name in _OF_LAYERS:
             pairs = options.get(name, [])
             fields[name] = {None if layer is None else QLayerConfig.from_dict(layer): names for layer, names in pairs}

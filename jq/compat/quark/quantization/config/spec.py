@@ -82,7 +82,13 @@ class QTensorConfig(Fields):
 
     @staticmethod
     def from_dict(options: Mapping[str, Any]) -> QTensorConfig:
-        """Return what `to_dict` described."""
+        """Return what `to_dict` described, or AMD's examples in JSON: `{"spec": "XInt8Spec"}`."""
+        if "spec" in options:
+            specs = {k: v for k, v in globals().items() if k.endswith("Spec") and not k.startswith("_")}
+            if options["spec"] not in specs or len(options) > 1:
+                near = suggest(str(options["spec"]), specs)
+                raise ConfigError(f"spec needs one of {', '.join(specs)}, alone; got {dict(options)}.{near}")
+            return specs[options["spec"]]()
         name = str(options.get("data_type"))
         if name not in DataType.__members__:
             known = DataType.__members__
@@ -183,4 +189,4 @@ class QLayerConfig(Fields):
     @staticmethod
     def from_dict(options: Mapping[str, Any]) -> QLayerConfig:
         """Return what `to_dict` described."""
-        return QLayerConfig(**{role: QTensorConfig.from_dict(spec) for role, spec in options.items()})
+        return QLayerConfig(**{k: v if v is None else QTensorConfig.from_dict(v) for k, v in options.items()})
