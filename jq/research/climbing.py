@@ -28,7 +28,7 @@ from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
 from jq.npu.forecasting import forecast
 from jq.pipeline import Measured, Result, calibrated, quantize
-from jq.research.goals import Evaluate, EvaluationError, Goal, Judge, Score, goal_of, samples_needed
+from jq.research.goals import OWN, Evaluate, EvaluationError, Goal, Judge, Score, goal_of, samples_needed
 from jq.research.islands import apart, bits, islands, work
 from jq.research.ledger import Ledger
 from jq.research.outcomes import AutoResult, Tried, shown
@@ -137,7 +137,7 @@ class _Search:
     seed: int
     identity: str  # of model, data, goal and limits
     measured: Measured
-    own_islands: dict[str, int]  # of each model of uniform formats
+    warned: dict[QuantConfig, list[Warning | str]]  # of a candidate: repeated of the one that is chosen
 
     @classmethod
     def of(
@@ -237,10 +237,12 @@ class _Search:
         return candidate, self._outcome(candidate, climb), ""
 
     def quantized(self, config: QuantConfig, left: float | None = None) -> Result:
-        """A model by a config; warnings of candidates are those of the search, which tells in its table."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return quantize(self.model, self.data, config, time_budget=left, measured=self.measured)
+        """A model by a config; its warnings wait until it is chosen."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = quantize(self.model, self.data, config, time_budget=left, measured=self.measured)
+        self.warned[config] = [w.message for w in caught]
+        return result
 
     def _outcome(self, candidate: Candidate, climb: Climb) -> str:
         limits, best = self.limits, climb.best
@@ -271,12 +273,14 @@ class _Search:
     def ended(self, climb: Climb, tried: Sequence[Tried], why: str) -> AutoResult:
         """The result: the best model, or the knee where there is no bound."""
         goal = self.judge.goal
-        chosen = climb.best if goal.bound is not None else knee(climb.tried)
+        chosen = climb.best if goal.bound is not None or goal.metric == OWN else knee(climb.tried)
         chosen = climb.best if chosen is None else chosen
         if chosen is None:
             reasons = "; ".join(f"{t.rung}: {t.outcome}" for t in tried)
             raise DataError(f"auto made no model: {reasons or 'no rung applies'}")
         result = chosen.result or self.quantized(chosen.config)
+        for message in dict.fromkeys(map(str, self.warned[chosen.config])):
+            warnings.warn(message, stacklevel=3)
         reached = goal.bound is not None and chosen.score.holds
         rungs = tuple(
             dataclasses.replace(t, outcome="chosen") if t.rung == chosen.rung and t.kept else t for t in tried
@@ -313,12 +317,7 @@ def warn_of_few(goal: Goal, count: int) -> None:
 def knee(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the candidate that is worth its cost: a tenth more bit operations must gain a dB of error."""
     inside = [c for c in candidates if math.isfinite(c.score.error)]
-
-    def worth(c: Candidate) -> float:
-        gain = decibels(1.0, max(c.score.error, 1e-30)) if c.score.error >= 0 else -c.score.error
-        return gain - _DECIBELS * (c.cost - 1)
-
-    return max(inside, key=worth, default=None)
+    return max(inside, key=lambda c: decibels(1.0, max(c.score.error, 1e-30)) - _DECIBELS * c.cost, default=None)
 
 
 def _labels(labels: Any, samples: Sequence[Sample], every: int) -> np.ndarray:

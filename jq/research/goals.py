@@ -53,7 +53,7 @@ class Goal:
     def __str__(self) -> str:
         """The goal in words."""
         if self.bound is None:
-            return f"the knee of {self.metric} against cost"
+            return f"the best {self.metric}" if self.metric == OWN else f"the knee of {self.metric} against cost"
         return f"{self.metric} {self.bound:+g} of float" if self.relative else f"{self.metric} {self.bound:g}"
 
 

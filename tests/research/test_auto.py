@@ -286,6 +286,14 @@ def test_a_function_that_fails_on_the_float_model(data: tuple[np.ndarray, np.nda
         jq.auto(MODEL, data[0], evaluate=lambda model: 1 / 0, target=1.0)
 
 
+def test_warnings_of_the_chosen_model_are_told(data: tuple[np.ndarray, np.ndarray]) -> None:
+    def loud(climb: Any) -> Any:
+        return jq.presets["XINT8"].replace(op_types=("Softmax",))
+
+    with pytest.warns(UserWarning, match="nothing is quantized"):
+        jq.auto(MODEL, data[0], target="sqnr 5", rungs=[Rung("nothing", lambda climb: True, loud)])
+
+
 # --- Cut short ---
 
 

@@ -53,7 +53,7 @@ _ABSENT = {
     "CachedDataReader": "jq reads a reader once, and keeps what it needs again",
     **dict.fromkeys(
         ("AutoSearch", "AutoSearchPro", "SearchSpace", "generate_all_configs", "get_auto_search_config"),
-        "jq.research.ablate runs configs side by side, as one piece of work",
+        "jq.auto climbs until a target holds on samples that nothing was made from; jq.research.ablate compares configs",
     ),
 }
 

@@ -192,7 +192,7 @@ _ALWAYS = "tensors whose values only move have one scale in jq, whatever this sa
 _FORMS_ONLY = "jq has no such form of the operator"
 _PER_TENSOR = "formats belong to nodes in jq: take specific_layer_config or layer_type_config of QConfig"
 _FACTORS = "jq finds the factors of all channels at once, such that the predicted noise is least"
-_MIXED = "jq does not choose formats by itself: name layers in specific_layer_config of QConfig"
+_MIXED = "jq.auto(model, data, target=...) chooses what stays wide; or name layers in specific_layer_config of QConfig"
 _ALIKE = "every tensor that jq exports has its type and shape in the file"
 _LARGE = "jq writes what needs it: weights go to a file of their own where the model is above 2 GB"
 

@@ -152,7 +152,7 @@ class QuarotConfig(AlgoConfig):
 
 @dataclasses.dataclass
 class AutoMixprecisionConfig(AlgoConfig):
-    """Not in jq: quantizing with it is a ConfigError."""
+    """Not taken by a config: `jq.auto` chooses formats, and quantizing with this is a ConfigError that says so."""
 
     name: ClassVar[str] = "auto_mixprecision"
 
