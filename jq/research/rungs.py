@@ -112,7 +112,8 @@ def _islands(climb: Climb) -> QuantConfig | None:
     if "losses" not in climb.notes:
         climb.notes["losses"] = node_losses(ready)
     losses = climb.notes["losses"]
-    nodes = [n for n in graph.nodes if n.outputs and n.outputs[0] in plan.nodes]
+    # What `prepare` made has a name that no config can give, so that it cannot be part of a region.
+    nodes = [n for n in graph.nodes if n.outputs and n.outputs[0] in plan.nodes and n.label in climb.labels]
     axes, place = channel_axes(graph), {n.outputs[0]: i for i, n in enumerate(nodes)}
     counts = [products(graph, n, axes) for n in nodes]
     narrow = bits(best.config.activation) * bits(best.config.weight)
@@ -120,7 +121,7 @@ def _islands(climb: Climb) -> QuantConfig | None:
     sources = [[place[s] for s in n.reads() if s in place] for n in nodes]
     gains = [losses.get(n.outputs[0], 0.0) for n in nodes]
     taken = choose(gains, [count * width for count in counts], sources, limits.most - best.cost, limits.islands)
-    labels = [n.label for n, inside in zip(nodes, taken, strict=True) if inside and n.label in climb.labels]
+    labels = [n.label for n, inside in zip(nodes, taken, strict=True) if inside]
     if not any(count for count, inside in zip(counts, taken, strict=True) if inside):
         return None
     log.info("islands: %d nodes, %s to %s", len(labels), labels[0], labels[-1])
