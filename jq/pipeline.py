@@ -138,9 +138,8 @@ class Calibrated:
     guarded: Guarded  # the plan, and the config that it is by, with what the guard changed
 
 
-Measured = MutableMapping[
-    str, tuple[Graph, Stats | None]
-]  # equalized graphs and their statistics, by all they depend on
+# Equalized graphs and their statistics, by all that they depend on but the data.
+Measured = MutableMapping[str, tuple[Graph, Stats | None]]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
     "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",

@@ -9,11 +9,9 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Data, FloatModel, beginning, check_output, use_all_cores
+from jq.cli.options import Chip, Data, FloatModel, check_output, use_all_cores
 from jq.cli.show import answer, table
 from jq.util import files
-
-_CHIPS = ("phx", "hpt", "stx", "krk")
 
 
 @command()
@@ -44,7 +42,7 @@ def auto(
     time_budget: Annotated[
         str | None, typer.Option(metavar="5m", help="Stop after this long, with the best so far [when all is tried].")
     ] = None,
-    chip: Annotated[str, typer.Option(help="phx, hpt, stx or krk.", autocompletion=beginning(lambda: _CHIPS))] = "stx",
+    chip: Chip = "stx",
     float_islands: Annotated[
         int, typer.Option(help="Regions in a wider format that may be added; heads and the guard's are not counted.")
     ] = 1,

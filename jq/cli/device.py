@@ -9,10 +9,9 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Context, Data, Embed, ProviderOption, beginning, check_output, reading_of
+from jq.cli.options import Backend, Chip, Context, Data, Embed, ProviderOption, check_output, reading_of
 from jq.cli.show import answer
 from jq.errors import ConfigError
-from jq.npu.facts import BACKENDS, CHIPS
 from jq.readings.provider import RUNTIME
 
 
@@ -33,12 +32,8 @@ def device_report(
     provider_option: ProviderOption = None,
     ep_context: Context = None,
     ep_context_embed: Embed = False,
-    chip: Annotated[
-        str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))
-    ] = "stx",
-    backend: Annotated[
-        str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)
-    ] = None,
+    chip: Chip = "stx",
+    backend: Backend = None,
     report: Annotated[
         Path | None,
         typer.Option(

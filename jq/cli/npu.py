@@ -9,10 +9,9 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import AnyModel, Data, beginning, check_output, config_of
+from jq.cli.options import AnyModel, Backend, Chip, Data, beginning, check_output, config_of
 from jq.cli.show import answer, table
 from jq.errors import ConfigError
-from jq.npu.facts import BACKENDS, CHIPS
 
 if TYPE_CHECKING:
     from jq.npu.forecasting import Forecast
@@ -34,12 +33,8 @@ def npu(
             show_default=False,
         ),
     ] = None,
-    chip: Annotated[
-        str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))
-    ] = "stx",
-    backend: Annotated[
-        str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)
-    ] = None,
+    chip: Chip = "stx",
+    backend: Backend = None,
     data: Data = None,
     report: Annotated[
         Path | None, typer.Option(help="The provider's vitisai_ep_report.json, to compare.", show_default=False)

@@ -15,6 +15,7 @@ import jq
 from jq.config import resolve
 from jq.config_file import SUFFIXES, read_config
 from jq.errors import ConfigError
+from jq.npu.facts import BACKENDS, CHIPS
 from jq.readings.provider import provider_of
 from jq.util import files
 
@@ -68,6 +69,8 @@ Benchmark = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, or batches of a fixed size [all].")]
 
+Chip = Annotated[str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))]
+Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)]
 Report = Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")]
 
 

@@ -24,10 +24,8 @@ SATURATING: Mapping[str, Callable[[Array], Array]] = {
     "Gelu": functools.partial(jax.nn.gelu, approximate=False),
     "Mish": jax.nn.mish,
 }
-TIED = (
-    "HardSigmoid",
-    "HardSwish",
-)  # of these, the ones around which the NPU's constraints tie positions to one another
+# Of these, the ones around which the NPU's constraints tie positions to one another.
+TIED = ("HardSigmoid", "HardSwish")
 
 
 def saturating_reader(graph: Graph, tensor: str) -> tuple[str, bool] | None:

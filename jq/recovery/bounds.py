@@ -37,9 +37,8 @@ from jq.recovery.equalization.groups import FIXED, Groups, find_groups, scaled, 
 from jq.util.progress import log
 
 _LARGEST = 8  # bits of activations for which the NPU has no Clip behind a layer
-_TIE = (
-    0.49  # of a code: from the last one but this on, a value is rounded to the last one, whatever the rounding of ties
-)
+# Of a code: from the last one but this on, a value is rounded to the last one, whatever the rounding of ties.
+_TIE = 0.49
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,8 +84,8 @@ def auto(
     goal, evaluate = goal_of(target, evaluate)
     search = _Search.of(model, data, goal, evaluate, labels, Limits(chip, max_cost, float_islands, wide), seed)
     book = Ledger.open(ledger, _COLUMNS)
-    known = {row["hash"]: row for row in book.rows}
-    spent = sum(row["seconds"] for row in book.rows if row["hash"].startswith(search.identity))
+    known = _known(book, search.identity)
+    spent = sum(row["seconds"] for row in known.values())
     climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
 
     def left() -> float:
@@ -120,7 +120,7 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
 
 
 def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: as many as the longest one without tuning."""
+    """Seconds that the next rung is taken to need: as many as the longest one took."""
     return max((t.seconds for t in tried), default=0.0)
 
 
@@ -254,10 +254,9 @@ class _Search:
         base = max((c.islands for c in climb.tried if not (c.config.exclude or c.config.overrides)), default=0)
         if added and candidate.islands > base + limits.islands:
             return f"too many islands: {candidate.islands}, the limit is {base + limits.islands}"
-        worse = candidate.score.error - best.score.error
-        if math.isnan(candidate.score.error) or (worse >= 0 and not candidate.score.holds):
-            return "no better"
-        return "kept" if worse < 0 else "no better"
+        score = candidate.score
+        better = score.error < best.score.error or (score.holds and not best.score.holds)
+        return "kept" if better else "no better"
 
     def _too_costly(self, cost: float) -> str:
         return f"too costly: {cost:.2f}, the limit is {self.limits.most:g}"
@@ -282,9 +281,7 @@ class _Search:
         for message in dict.fromkeys(map(str, self.warned[chosen.config])):
             warnings.warn(message, stacklevel=3)
         reached = goal.bound is not None and chosen.score.holds
-        rungs = tuple(
-            dataclasses.replace(t, outcome="chosen") if t.rung == chosen.rung and t.kept else t for t in tried
-        )
+        rungs = tuple(dataclasses.replace(t, outcome="chosen") if t.rung == chosen.rung else t for t in tried)
         why = why if reached else f"{why}; {self._in_the_way(chosen, result, tried)}"
         return AutoResult(result, chosen.config, goal, reached, why, rungs, self.judge.whole, self.limits.chip)
 
@@ -333,6 +330,16 @@ def _labels(labels: Any, samples: Sequence[Sample], every: int) -> np.ndarray:
 # --- Rows of the ledger ---
 
 
+def _known(book: Ledger, identity: str) -> dict[str, Mapping[str, Any]]:
+    """The rows of this search by their hash; those of others are left alone."""
+    own = [row for row in book.rows if str(row["hash"]).startswith(identity)]
+    for row in own:
+        whole = row.keys() >= set(_COLUMNS) and isinstance(row["outcome"], str)
+        if not whole or not isinstance(row["seconds"], (int, float)):
+            raise DataError(f"{book.path}: the row {str(row)[:80]!r} is damaged; give the name of a new file")
+    return {str(row["hash"]): row for row in own}
+
+
 def _row(key: str, rung: str, config: QuantConfig, c: Candidate | None, outcome: str, took: float) -> dict[str, Any]:
     score = None if c is None else dataclasses.asdict(c.score)
     facts = None if c is None else [c.cost, c.narrow, c.islands, c.size, c.forecast]
@@ -346,8 +353,9 @@ def _read(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidate |
     if row["score"] is None:
         return None
     try:
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["score"].items()}
+        known = Score(**row["score"])
+        score = dataclasses.replace(known, value=float(known.value), errors=tuple(map(float, known.errors)))
         cost, narrow, count, size, places = row["facts"]
-        return Candidate(rung, config, Score(**known), cost, narrow, count, size, places, None)
-    except (KeyError, TypeError, ValueError) as error:
+        return Candidate(rung, config, score, float(cost), float(narrow), int(count), int(size), str(places), None)
+    except (TypeError, ValueError) as error:
         raise DataError(f"the ledger's row of {rung!r} is damaged: {error}; give the name of a new file") from error

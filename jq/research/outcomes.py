@@ -36,11 +36,6 @@ class Tried:
     size: int | None = None  # bytes
     forecast: str = ""  # nodes on the NPU, on the CPU, and subgraphs
 
-    @property
-    def kept(self) -> bool:
-        """Whether it was the best so far."""
-        return self.outcome == "kept"
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AutoResult:

@@ -71,10 +71,6 @@ class Climb:
     tried: tuple[Candidate, ...] = ()  # and within the limits
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # what is measured once
 
-    def candidate(self, rung: str) -> Candidate | None:
-        """The candidate of a rung."""
-        return next((c for c in self.tried if c.rung == rung), None)
-
 
 @dataclasses.dataclass(frozen=True)
 class Rung:

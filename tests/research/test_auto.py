@@ -316,6 +316,28 @@ def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: 
     assert len(book.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize(
+    "change", [{"seconds": "x"}, {"score": 3}, {"facts": [1]}, {"score": {"value": "x"}}, {"outcome": 1}]
+)
+def test_a_damaged_ledger(change: dict[str, Any], data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    book = tmp_path / "book.jsonl"
+    jq.auto(MODEL, data[0][:4], target="sqnr 200", rungs=CHEAP[:1], ledger=book)
+    book.write_text('{"hash": 5}\n' + json.dumps(json.loads(book.read_text()) | change) + "\n")
+    with pytest.raises(jq.DataError, match="damaged"):
+        jq.auto(MODEL, data[0][:4], target="sqnr 200", rungs=CHEAP[:1], ledger=book)
+
+
+def test_what_holds_is_kept_though_its_error_is_larger(data: tuple[np.ndarray, np.ndarray]) -> None:
+    values = iter([0.0, 1.0, 3.0])
+
+    def evaluate(outputs: dict[str, np.ndarray]) -> np.ndarray:
+        value = next(values)  # of the float model; with a wide interval; of a lower mean with none
+        return np.array([value + 5, value - 5] if value == 1 else [value] * 2) * (0.1 if value == 3 else 1)
+
+    result = jq.auto(MODEL, data[0], evaluate=evaluate, target=0.2, rungs=CHEAP)
+    assert result.reached and [t.outcome for t in result.rungs] == ["kept", "chosen"]
+
+
 def test_time_that_is_up(data: tuple[np.ndarray, np.ndarray]) -> None:
     result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=CHEAP, budget="1s")
     assert [t.rung for t in result.rungs] == ["XINT8"] and "the time of 1 s is up before A8W8" in result.why
