@@ -12,6 +12,7 @@ import contextlib
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,10 @@ def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Round
         )
     if any(q.dynamic for q in plan.activations.values()):
         raise ConfigError("finetuning needs scales of activations that are fixed; got dynamic ones; take dynamic=False")
+    again = [s for i, s in enumerate(config.stages) if i and kind_of(s) == "layer"]
+    if again:
+        text = f"finetune={config.finetune!r}: {again[-1]!r} rounds the float weights anew, so that what the stages before it"
+        warnings.warn(f"{text} tuned is lost; begin with one stage of layers, then block or network", stacklevel=3)
     check_roundings(config, roundings or {})
 
 

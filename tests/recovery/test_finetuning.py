@@ -321,6 +321,14 @@ class TestOwn:
         jq.finetune(graph, plan, IMAGES, XINT8.replace(finetune="own:watched+bias"), roundings={"watched": watched})
         assert set(calls) == {(1, 36, 8), (1, 72, 8), (8, 9, 1), (1, 8, 6)}  # each shape is compiled once
 
+    @pytest.mark.parametrize(("both", "last"), [("adaround+bias", "bias"), ("bias+adaround", "adaround")])
+    def test_a_later_stage_of_layers_loses_the_first_and_says_so(self, both: str, last: str) -> None:
+        with pytest.warns(UserWarning, match=f"'{last}' rounds the float weights anew"):
+            made = jq.quantize(small(), IMAGES, XINT8.replace(finetune=both, finetune_steps=60))
+        alone = jq.quantize(small(), IMAGES, XINT8.replace(finetune=last, finetune_steps=60))
+        codes = [{i.name: i.raw_data for i in m.model.graph.initializer if len(i.dims) > 1} for m in (made, alone)]
+        assert codes[0] and codes[0] == codes[1]
+
     @pytest.mark.parametrize(
         ("stages", "names", "match"),
         [
