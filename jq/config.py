@@ -40,7 +40,9 @@ LAYERWISE_PERCENTS = (99.99, 99.999, 99.99999)
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
-STAGES = ("bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network")  # of finetuning
+STAGES = (  # of finetuning
+    "bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network",
+)  # fmt: skip
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
 CONSTRAINTS = (
@@ -82,146 +84,161 @@ class QuantConfig:
     scale: Scale = field("power_of_two", "the scales that are allowed")
     method: Method = field(
         "minmse",
-        "how scales of activations are found: minmse, least squared error on the values themselves; minmse_hist, on "
-        "Quark's histogram of 2048 bins; nonoverflow, the range alone; the others give a float range, of which "
-        "power-of-two scales take the nearest; minmax, in 8 bits with symmetric float scales, clips where alone a function "
-        "reads that is flat there, as SiLU is",
+        "how the scales of activations are found: minmse minimizes the squared error over the values themselves, minmse_hist "
+        "over Quark's histogram of 2048 bins, and nonoverflow covers the range; the other methods give a float range, and a "
+        "power-of-two scale is then the nearest one; minmax with 8 bits and symmetric float scales clips a tensor that only a "
+        "function such as SiLU reads, where that function is flat",
         local=True,
     )
     activation: Format = field(UINT8, "format of activations", local=True, **_FORMAT)
-    symmetric: bool = field(True, "whether activations have their zero in the middle", local=True)
+    symmetric: bool = field(True, "whether the codes of activations are symmetric around zero", local=True)
     weight: Format = field(INT8, "format of weights", local=True, **_FORMAT)
-    weight_symmetric: bool = field(True, "whether weights have their zero in the middle", local=True)
-    weight_method: Literal["minmse"] | WeightMethod = field("minmse", "how scales of weights are found", local=True)
-    per_channel: bool = field(False, "a scale for each output channel of a weight; needs float scales", local=True)
+    weight_symmetric: bool = field(True, "whether the codes of weights are symmetric around zero", local=True)
+    weight_method: Literal["minmse"] | WeightMethod = field("minmse", "how the scales of weights are found", local=True)
+    per_channel: bool = field(False, "one scale for each output channel of a weight; needs float scales", local=True)
     bias: Bias = field(
         "weight",
-        "how biases are quantized: as a weight of its own, in int32 at the scale of the products, or not at all",
+        "how biases are quantized: weight, like a weight with a scale of its own; int32, at the scale of the products; float, not "
+        "at all",
         local=True,
     )
 
-    op_types: tuple[str, ...] | None = field(NPU_OPS, "operators that are quantized; None for all")
-    exclude: tuple[str, ...] = field((), "nodes that are not quantized: names, patterns (`conv*`) or operators")
+    op_types: tuple[str, ...] | None = field(NPU_OPS, "operators to quantize; None quantizes all")
+    exclude: tuple[str, ...] = field((), "nodes to leave in float: names, patterns (`conv*`) or operators")
     exclude_subgraphs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = field(
         (),
-        "subgraphs that are not quantized: the first and the last nodes of each",
+        "subgraphs to leave in float, each by its first and last nodes",
         valid=_is_ends,
         needs="a tuple of pairs (first nodes, last nodes), each a tuple of at least one name",
     )
-    float_tensors: tuple[str, ...] = field((), "tensors of the prepared graph that are not quantized, by name")
+    float_tensors: tuple[str, ...] = field((), "tensors of the prepared graph to leave in float, by name")
     input_nodes: tuple[str, ...] = field((), "quantize only these nodes and what follows them")
     output_nodes: tuple[str, ...] = field((), "quantize only these nodes and what leads to them")
     head: Literal["float", "int8"] = field(
         "float",
-        "what decodes a detector's boxes and scores behind its last layers: left in float, where activations are "
-        "calibrated integers and strict_quark is off; or quantized like the rest",
+        "the nodes that decode a detector's boxes and scores behind its last layers: float leaves them in float, if "
+        "activations are calibrated integers and strict_quark is off; int8 quantizes them like the rest",
     )
     overrides: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = field(
-        (), "other options for some nodes, by name, pattern or operator", needs="{node or operator: {option: value}}"
+        (),
+        "different options for some nodes, selected by name, pattern or operator",
+        needs="{node or operator: {option: value}}",
     )
-    weights_only: bool = field(False, "leave activations in float")
-    dynamic: bool = field(False, "scales of activations come from the data that the model runs on")
-    fuse_activations: bool = field(True, "no rounding between a linear operator and the ReLU that alone reads it")
+    weights_only: bool = field(False, "quantize weights and leave activations in float")
+    dynamic: bool = field(False, "compute the scales of activations while the model runs, from its own data")
+    fuse_activations: bool = field(
+        True, "do not round between a linear operator and the activation that is its only reader"
+    )
 
     canonical: tuple[str, ...] = field(
         CANONICAL,
-        "operators that are put together again where the exporter decomposed them, and factors that are folded into "
-        "linear layers, before anything is quantized; exact in float (`jq.passes.canonical`)",
+        "operators to restore where the exporter decomposed them, and constant factors to fold into linear layers, before "
+        "anything is quantized; exact in float (`jq.passes.canonical`)",
         among=CANONICAL,
     )
     rewrites: tuple[str, ...] = field(
         tuple(name for name in STRUCTURE if name not in KEEPS_WHOLE),
-        "changes of the graph before calibration (`jq.npu.rewrites`)",
+        "changes to the graph before calibration (`jq.npu.rewrites`)",
         among=tuple(STRUCTURE),
     )
-    forms: tuple[str, ...] = field(tuple(FORMS), "the NPU's forms of operators, after calibration", among=tuple(FORMS))
+    forms: tuple[str, ...] = field(
+        tuple(FORMS), "operators to replace by the NPU's forms of them, after calibration", among=tuple(FORMS)
+    )
     form_loss: float | None = field(
         0.001,
-        "Sigmoid becomes HardSigmoid, the NPU's form, where the squared error that this adds on calibration data, relative "
-        "to the power, is no more than this, summed over all Sigmoids; None: always, as in Quark",
+        "the largest squared error, relative to the power and summed over all Sigmoids, at which they become HardSigmoids, the "
+        "NPU's form, as measured on calibration data; None replaces them always, as Quark does",
         least=0,
     )
     whole: float | None = field(
         None,
-        "keep the network in one piece on the NPU: Relu for each Clip from zero behind a layer where the largest code or the "
-        "data cut there anyway, with weights scaled so that the bound is the largest code, or where the squared error that "
-        "this adds, relative to the power and summed over all such Clips, is no more than this; channel shuffles as "
-        "reordered weights or 1x1 convolutions, depthwise 1x1 ones as ordinary ones, and means as pools, all exact; 0: what "
-        "is exact alone; None: nothing. Not under strict_quark",
+        "keep the network in one piece on the NPU: replace each Clip behind a layer by a Relu, or remove it, where the codes or "
+        "the data cut there anyway, or where the squared error that this adds, relative to the power and summed over all such "
+        "Clips, is at most this number; also rewrite channel shuffles, depthwise 1x1 convolutions, means, interpolating "
+        "Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None changes nothing; "
+        "ignored under strict_quark",
         least=0,
     )
     output_ties: float | None = field(
         0.02,
-        "an average pool that ends the network, and has the step of its input on the NPU, stays in float for the host "
-        "where that step makes ties of the two largest outputs of more than this share of the calibration samples; "
-        "None: never",
+        "the share of calibration samples whose two largest outputs may become equal, because an average pool at the end of "
+        "the network has the step of its input on the NPU; beyond it, the pool stays in float on the host; None: it is "
+        "always quantized",
         least=0,
     )
     cle: bool | Literal["nagel"] = field(
-        True, "cross-layer equalization: minimum-noise, or nagel, ranges as in arXiv:1906.04721 (`jq.equalize`)"
+        True,
+        "cross-layer equalization: True for minimum noise, nagel for equal ranges as in arXiv:1906.04721 (`jq.equalize`)",
     )
     bias_correction: bool = field(
-        True, "biases take back the mean shift that rounding of weights and of negative tails causes"
+        True, "correct biases for the mean shift that the rounding of weights and of short negative tails causes"
     )
-    constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on positions", among=CONSTRAINTS)
+    constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on exponents to apply", among=CONSTRAINTS)
     guard: float | None = field(
         18.0,
-        "the least SQNR in dB that rounding may leave a tensor on calibration data; one that would keep less is mended, or "
-        "left in float, with a warning. Of activations in 8 bits: 6 dB less for each bit less, 8 dB less for weights, as the "
-        "layer's output shows them, and for an operand of a Concat. "
-        "None (on the command line off) leaves all as it is planned",
+        "the least SQNR in dB that a tensor may keep after rounding, measured on calibration data; a tensor that would keep "
+        "less is repaired or left in float, with a warning. The number is for activations in 8 bits: each bit less lowers it "
+        "by 6 dB, and weights, judged by their layer's output, and operands of a Concat by 8 dB. None (off on the command "
+        "line) disables the guard",
     )
-    strict_quark: bool = field(False, "every position and code as Quark computes them, its defects included")
+    strict_quark: bool = field(False, "compute every exponent and code as Quark does, including its defects")
     finetune: str | None = field(
         None,
-        "stages of finetuning. Layer by layer: bias, biases alone; adaround, AdaRound, then coordinate descent, of which "
-        "adaround_only and descent are each one; adaquant, weights to any code; own:name, a rounding of your own (see "
-        "`jq.finetune`). Block by block: block, weights, biases and exponents of activations. All at once: network",
+        "stages of finetuning, joined by +. Layer by layer: bias tunes biases; adaround runs AdaRound and then coordinate "
+        "descent, which adaround_only and descent run alone; adaquant moves weights to any code; own:name runs a rounding of "
+        "your own (see `jq.finetune`). Block by block: block tunes weights, biases and the exponents of activations. All at "
+        "once: network",
         among=STAGES,
         valid=_is_stages,
         needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
     )
-    finetune_steps: int | None = field(None, "steps of each unit; None for the method's own", least=1)
+    finetune_steps: int | None = field(None, "steps for each unit; None uses the method's own number", least=1)
     finetune_rate: float | None = field(
         None,
-        "initial learning rate, of weights in codes per step, in adaround of logits; None for the method's",
+        "initial learning rate: of weights in codes per step, of AdaRound in logits; None uses the method's own",
         above=0,
     )
-    finetune_batch: int = field(10, "samples per step, where a method has batches", **_STEPS)
-    finetune_drop: float = field(0.5, "of blocks: share of inputs from the float network", least=0, most=1)
+    finetune_batch: int = field(10, "samples for each step, in methods that use batches", **_STEPS)
+    finetune_drop: float = field(
+        0.5, "block finetuning: the share of inputs taken from the float network", least=0, most=1
+    )
 
-    percentile: float = field(99.999, "of method percentile", above=0, most=100)
+    percentile: float = field(99.999, "the percentile that method percentile keeps", above=0, most=100)
     percentiles: tuple[float, ...] = field(
         LAYERWISE_PERCENTS,
-        "the candidates of layerwise_percentile",
+        "the percentiles among which layerwise_percentile chooses",
         above=0,
         most=100,
         valid=bool,
         needs="a tuple of at least one number above 0, at most 100",
     )
     percentile_metric: PercentileMetric = field("mae", "what layerwise_percentile minimizes")
-    bins: int = field(2048, "bins of histograms", **_STEPS)
+    bins: int = field(2048, "number of bins in histograms", **_STEPS)
     quantized_bins: int = field(
-        128, "of entropy: onnxruntime's default, bins = quantized_bins, leaves nothing to search", **_STEPS
+        128,
+        "quantized bins of method entropy; onnxruntime's default, bins = quantized_bins, leaves nothing to search",
+        **_STEPS,
     )
     histogram_range: Literal["first", "all"] = field(
         "all",
-        "the range of a float method's histogram: of all data, which are read twice, as in onnxruntime; or of the first, "
-        "with bins added for later data, as in Quark and always in minmse_hist",
+        "the data that give a float method's histogram its range: all, which reads the data twice, as onnxruntime does; or "
+        "first, which adds bins for later data, as Quark does and minmse_hist always does",
     )
-    error_parts: bool = field(False, "of minmse: keep what clipping causes at all candidates, at twice the cost")
+    error_parts: bool = field(
+        False, "method minmse: also keep the error that clipping causes at each candidate, at twice the cost"
+    )
     moving_average: float | None = field(
-        None, "weight of a new sample in an average of minima and maxima", above=0, most=1
+        None, "the weight of a new sample in a moving average of minima and maxima", above=0, most=1
     )
 
-    batch: int = field(8, "samples per step of calibration", **_STEPS)
+    batch: int = field(8, "samples for each step of calibration", **_STEPS)
     held_out: int | None = field(
         None,
-        "one sample in this many is kept from calibration and finetuning, for decisions on unseen data (`jq.auto`); None: "
-        "none is",
+        "keep one sample in this many out of calibration and finetuning, for decisions on unseen data (`jq.auto`); None keeps "
+        "none out",
         least=2,
     )
-    seed: int = field(0, "of random calibration data, and of finetuning's batches", least=0)
+    seed: int = field(0, "the seed of random calibration data and of finetuning's batches", least=0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", _overrides(self.overrides))
@@ -293,6 +310,7 @@ class QuantConfig:
         by_name = [o for pattern, o in self.overrides if pattern != op_type and fnmatch.fnmatchcase(label, pattern)]
         return self._merged(tuple(itertools.chain(*by_type, *by_name)))
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019  nodes are many, their options few
     def _merged(self, options: tuple[tuple[str, Any], ...], where: str = "") -> QuantConfig:
         try:
             return self.replace(overrides=(), **dict(options))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
-from pathlib import Path
+import textwrap
 from typing import Any
 
 from jq.config import QuantConfig, presets
 from jq.errors import ConfigError
+from jq.util import files
+from jq.util.fields import Declared, declared
 
 SUFFIXES = (".toml", ".json")
 
@@ -21,6 +22,7 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
     `QuantConfig`'s defaults. TOML has no null: `op_types = "all"` selects all operators.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "mine.toml"
     ...     _ = path.write_text('preset = "A8W8"\\nmethod = "percentile"\\n[overrides."stem*"]\\nactivation = "int16"')
@@ -38,16 +40,9 @@ def read_config(path: str | os.PathLike[str]) -> QuantConfig:
 
 def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the document of a .toml or .json file."""
-    name = os.fspath(path)
-    kind, parse = ("JSON", json.loads) if name.endswith(".json") else ("TOML", tomllib.loads)
-    try:
-        document = parse(Path(path).read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:  # also of bytes that are no text
-        raise ConfigError(f"{name} is no {kind}: {error}") from error
+    document = files.document(path, error=ConfigError)
     if not isinstance(document, dict):
-        raise ConfigError(f"{name} needs options by name; got a {type(document).__name__}")
+        raise ConfigError(f"{os.fspath(path)} needs options by name; got a {type(document).__name__}")
     return document
 
 
@@ -65,6 +60,31 @@ def as_toml(config: QuantConfig) -> str:
     for pattern, changed in overrides.items():
         lines += ["", f"[overrides.{_value(pattern)}]", *(f"{k} = {_value(v)}" for k, v in changed.items())]
     return "\n".join(lines) + "\n"
+
+
+def explained(config: QuantConfig) -> str:
+    """Return `as_toml` with a comment above each option, and those that are None as comments alone.
+
+    >>> print("\\n".join(explained(presets["XINT8"]).splitlines()[:2]))
+    # the scales that are allowed: one of power_of_two, float
+    scale = "power_of_two"
+    """
+    text, lines = as_toml(config), list[str]()
+    fields, values = declared(QuantConfig), config.to_dict()
+    unset = [name for name, value in values.items() if value is None and name != "op_types"]
+    for line in text.partition("\n[overrides")[0].splitlines():
+        name = line.partition(" = ")[0]
+        lines += _comment(*fields[name]) if name in fields else []
+        lines.append(line)
+    for name in unset:
+        lines += [*_comment(*fields[name]), f"# {name} is not set"]
+    _, heading, overrides = text.partition("\n[overrides")
+    return "\n".join(lines) + "\n" + heading + overrides
+
+
+def _comment(kind: Any, own: Declared) -> list[str]:
+    wrap = textwrap.TextWrapper(100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return wrap.wrap(f"{own.text}: {own.words(kind)}")
 
 
 def _value(value: Any) -> str:

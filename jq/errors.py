@@ -9,9 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 480  # characters; the words of a command line that reports it come on top
+_LONGEST_NAME = 200  # that is looked for: difflib's time grows with the square
+
 
 class Error(Exception):
-    """Base of every error that `jq` raises on purpose."""
+    """Base of every error that `jq` raises on purpose: one line, whatever names and other libraries' words are in it."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__(), _LONGEST)
 
 
 class ModelError(Error):
@@ -30,13 +36,29 @@ class UnsupportedOp(Error):  # noqa: N818  a name users rely on
     """The model uses operators for which `jq` has no rule; all of them are listed."""
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return a text as one line, without its middle if it is longer: errors end with what to do.
+
+    >>> shortened("found\\n" + 50 * "x" + " expected y", 30)
+    'found xxxxxxxxx ... expected y'
+    """
+    line = " ".join(text.split()) if not text.isprintable() else text
+    line = line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
+    if len(line) <= longest:
+        return line
+    tail = (longest - 5) * 2 // 5
+    return f"{line[: longest - 5 - tail]} ... {line[len(line) - tail :].lstrip()}"
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the nearest known name, whatever its case, or an empty string.
 
     >>> suggest("XINT", ["XINT8", "A8W8"])
     " Did you mean 'XINT8'?"
     """
-    by_letters = {word.lower(): word for word in known}
+    if len(name) > _LONGEST_NAME:
+        return ""
+    by_letters = {word.lower(): word for word in known if len(word) <= _LONGEST_NAME}
     near = difflib.get_close_matches(name.lower(), by_letters, n=1)
     return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
 

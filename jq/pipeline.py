@@ -9,25 +9,33 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 from onnx import ModelProto
 
 from jq.calibration.calibrate import calibrate
 from jq.calibration.stats import Stats
+from jq.calibration.stats import read as read_stats
+from jq.calibration.stats import write as write_stats
 from jq.config import QuantConfig, presets, resolve
-from jq.data.sources import calibration_samples
-from jq.errors import ModelError
+from jq.data.sources import calibration_samples, preprocessing_of
+from jq.errors import DataError, ModelError
 from jq.evidence.compare import name_of
+from jq.evidence.layers import CHIP, layers_of
 from jq.evidence.lint import lint
 from jq.evidence.outputs import output_error, output_losses, warn_of_outputs
 from jq.evidence.report import Report, report_of
-from jq.exchange.export import Format, check_format, export
+from jq.evidence.stages import equalization_sections, finetuning_sections
+from jq.evidence.verdict import OutputsVerdict
+from jq.exchange.export import Format, check_format, export, quantized_graph
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
+from jq.graph.write import finished
+from jq.npu.facts import CHIPS
+from jq.npu.placing import place
 from jq.passes.opset import check_opset
 from jq.passes.prepare import prepare
 from jq.plan import Plan
@@ -36,10 +44,12 @@ from jq.plan.outputs import left_to_host, ties_of_outputs
 from jq.plan.planning import check_weights, plan_and_moves
 from jq.plan.selection import float_heads, selected
 from jq.readings.data_shapes import untraceable
+from jq.readings.diagnosis import blames_model
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
-from jq.recovery.bounds import BoundChoice, bound_choice, fitted_bounds, with_relus
+from jq.recovery.bounds import BoundChoice, bound_choice, fitted_bounds, without_clips
+from jq.recovery.checkpoint import Progress
 from jq.recovery.equalization import equalize
-from jq.recovery.finetuning import check_roundings, finetune
+from jq.recovery.finetuning import check_roundings, finetune, tuned
 from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files
@@ -63,6 +73,7 @@ class Result:
         return self.report._repr_html_()
 
 
+@blames_model
 def quantize(
     model: ModelLike,
     data: Any = None,
@@ -77,12 +88,15 @@ def quantize(
     spill: str | os.PathLike[str] | None = None,
     roundings: Mapping[str, Rounding] | None = None,
     measured: Measured | None = None,
+    stats: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Return a float ONNX model quantized by a preset or config, calibrated on `data`; write it to `output`.
 
-    `data` is what `jq.calibrate` takes; None is random data, with a warning. The four behind `mesh` are those of
-    `jq.finetune`. Into `measured`, a dict, goes what this call measures; with the same dict, calls with other options of
-    the plan, for the same model and data, do not measure it again.
+    `data` is what `jq.calibrate` takes; None means random data, with a warning. The preprocessing of images is stored in
+    the model's metadata, and used when the model is later compared or run on images. `time_budget`, `checkpoint`, `spill` and
+    `roundings` are those of `jq.finetune`. `measured` is a dict that keeps what this call measures: later calls with the same
+    dict, model and data, and different options for the plan, do not measure it again. `stats` is a
+    file that `jq-quant calibrate -o` wrote for this model and config; the network is then not calibrated again.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -96,36 +110,52 @@ def quantize(
     files.check_writable(output, model)
     check_roundings(config, roundings or {})
     original = model if isinstance(model, Graph) else load(model)
-    ready = calibrated(original, data, config, mesh, measured)
+    ready = calibrated(original, data, config, mesh, measured, stats)
     config = ready.guarded.config
     for sentence in _left_in_float(ready, config):
         log.warning("%s", sentence)
     if not config.finetune:
         ready = _shifts_mended(ready, corrected(ready), original)
-    graph, stats, made = ready.graph, ready.stats, ready.guarded
+    graph, made = ready.graph, ready.guarded
     warn_of_mends(made)
-    params, plan = graph.params, made.plan
+    params, plan, progress = graph.params, made.plan, Progress(made.plan)
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
-        params, plan = finetune(graph, plan, ready.data, config, roundings=roundings, **limits)
-    clips = bound_choice(graph, plan, config, ready.data)
+        (params, plan), progress = tuned(graph, plan, ready.data, config, roundings=roundings, **limits)
+    clips = bound_choice(graph, plan, config, ready.data, ready.moved)
     log.info("clips: %s", clips or "none whose bound is left to rounding")
-    graph = with_relus(graph, clips)
+    graph = without_clips(graph, clips)
     params = {name: params[name] for name in graph.params}
     if not len(plan):
         warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
-    metadata = _metadata(model, original, made.config)
-    quantized = export(graph, plan, params=params, format=format, path=output, opset=opset, metadata=metadata)
+    pixels = preprocessing_of(data, original.inputs)
+    metadata = _metadata(model, original, made.config) | (pixels.to_metadata() if pixels is not None else {})
+    whole = quantized_graph(graph, plan, params, format, opset)
+    quantized = finished(whole.replace(metadata={**graph.metadata, **metadata}), output)
+    progress.forget()  # which a run that is stopped while it exports goes on from
     log.info("exported as %s", format)
     watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
-    kept = output_losses(original, quantized, ready.data, config.seed) if watches else {}
-    warn_of_outputs(kept)
-    facts = _facts(graph, config, stats, quantized, metadata) | _choices(ready, config, plan, kept, clips)
+    kept = output_losses(original, quantized, ready.data, config.seed) if watches else OutputsVerdict()
+    warn_of_outputs(kept.outputs)
+    facts = _facts(graph, config, ready.stats, quantized, metadata) | _choices(ready, config, plan, clips)
     facts |= {"seconds": f"{time.perf_counter() - start:.1f}"}
     title = f"{name_of(model, original.name)} in {_preset_name(config)}"
-    report = report_of(title, graph, plan, stats, facts, made.moves, lint(original, config), shipped=params, guard=made)
-    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), stats, made.mends)
+    report = report_of(
+        title, graph, plan, ready.stats, facts, made.moves, lint(original, config), shipped=params, guard=made
+    )
+    sections = [*equalization_sections(ready.prepared, graph, plan)]
+    if config.finetune and watches:
+        untuned = output_losses(original, export(graph, made.plan), ready.data, config.seed)
+        sections += finetuning_sections((graph.params, made.plan, untuned), (params, plan, kept))
+    report = dataclasses.replace(
+        report,
+        verdict=kept,
+        sections=tuple(sections),
+        layers=layers_of(graph, plan, place(whole, CHIPS[CHIP].backends[0]).nodes),
+        subject=_preset_name(config),
+    )
+    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), ready.stats, made.mends)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,7 +165,9 @@ class Calibrated:
     graph: Graph  # prepared and equalized
     stats: Stats | None
     data: Any  # that can be read again
+    prepared: Graph  # before equalization
     guarded: Guarded  # the plan, and the config that it is by, with what the guard changed
+    moved: Mapping[str, float] = dataclasses.field(default_factory=dict)  # Clips that were, and what that loses
 
 
 # Equalized graphs and their statistics, by all that they depend on but the data.
@@ -148,32 +180,72 @@ _LATER = (
 
 
 def calibrated(
-    original: Graph, data: Any, config: QuantConfig, mesh: Mesh | None = None, measured: Measured | None = None
+    original: Graph,
+    data: Any,
+    config: QuantConfig,
+    mesh: Mesh | None = None,
+    measured: Measured | None = None,
+    saved: str | os.PathLike[str] | None = None,
 ) -> Calibrated:
-    """Return a float graph prepared, equalized and calibrated, with its plan."""
+    """Return a float graph prepared, equalized and calibrated, with its plan; `saved` is a file of its statistics."""
     refuse_quantized(original)
     graph = prepare(original, config)
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
     data = calibration_samples(data, graph.inputs, config.held_out, config.seed)
     key = "" if measured is None else _identity(graph, config)
-    known = {} if measured is None else measured
+    known, prepared = {} if measured is None else measured, graph
     if key not in known:
-        known[key] = _equalized(graph, data, config, mesh)
+        known[key] = equalized_and_measured(graph, data, config, mesh, saved)
     graph, stats = known[key]
     made = guarded(graph, stats, config, data)
-    if (fitted := fitted_bounds(graph, made.plan, config)) is not graph:
-        graph, stats = fitted, calibrate(fitted, data, config, mesh=mesh)
+    fitted = fitted_bounds(graph, made.plan, config, data)
+    if fitted.graph is not graph:
+        graph, stats = fitted.graph, calibrate(fitted.graph, data, config, mesh=mesh)
         made = guarded(graph, stats, config, data)
-    return Calibrated(graph, stats, data, made)
+    return Calibrated(graph, stats, data, prepared, made, fitted.moved)
 
 
-def _equalized(graph: Graph, data: Any, config: QuantConfig, mesh: Mesh | None) -> tuple[Graph, Stats | None]:
-    """An equalized graph and its statistics."""
+def equalized_and_measured(
+    graph: Graph,
+    data: Any,
+    config: QuantConfig,
+    mesh: Mesh | None = None,
+    saved: str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> tuple[Graph, Stats | None]:
+    """Return a prepared graph equalized, and its statistics: those in the file `saved`, or of a pass over the data."""
     if config.cle:
         before, graph = graph, equalize(graph, config, data)
         log.info("equalized" if graph is not before else "equalization changed nothing")
-    return graph, calibrate(graph, data, config, mesh=mesh) if config.calibrates else None
+    if not config.calibrates:
+        return graph, None
+    if saved is not None:
+        return graph, _saved_stats(saved, graph, config)
+    return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint)
+
+
+def save_stats(path: str | os.PathLike[str], stats: Stats, graph: Graph, config: QuantConfig) -> None:
+    """Write statistics with the identity of what they were measured on, by which `quantize(stats=...)` knows them."""
+    write_stats(path, stats, {"identity": _identity(graph, config)})
+
+
+def _saved_stats(path: str | os.PathLike[str], graph: Graph, config: QuantConfig) -> Stats:
+    """The statistics in a file; a DataError if they are of another model or config."""
+    stats, extra = read_stats(path)
+    if extra.get("identity") != _identity(graph, config):
+        ours, theirs = stats.config.to_dict(), config.to_dict()
+        other = [k for k in theirs if k not in _LATER and ours.get(k) != theirs[k]]
+        why = (
+            f"a config with another {', '.join(other)}"
+            if other
+            else "another model, or other data for its equalization"
+        )
+        raise DataError(
+            f"the statistics in {os.fspath(path)} are of {why}; make them again: jq-quant calibrate MODEL --data DATA --config "
+            f"CONFIG -o {os.fspath(path)}"
+        )
+    return stats
 
 
 def _identity(graph: Graph, config: QuantConfig) -> str:
@@ -203,7 +275,7 @@ def _shifts_mended(ready: Calibrated, plain: Calibrated, original: Graph) -> Cal
     config = made.config.replace(finetune="bias")
     params, plan = finetune(ready.graph, made.plan, ready.data, config)
     guard = dataclasses.replace(made, plan=plan, config=config, mends=(*made.mends, made.shift))
-    fitted = Calibrated(ready.graph.with_arrays({**ready.graph.arrays, **params}), ready.stats, ready.data, guard)
+    fitted = dataclasses.replace(ready, graph=ready.graph.with_arrays({**ready.graph.arrays, **params}), guarded=guard)
     errors = [output_error(original, export(c.graph, c.guarded.plan), ready.data, config.seed) for c in (plain, fitted)]
     log.info("biases: error of the outputs %.3g corrected, %.3g fitted", *errors)
     return fitted if errors[1] < errors[0] else plain
@@ -244,9 +316,16 @@ def _metadata(model: ModelLike, graph: Graph, config: QuantConfig) -> dict[str, 
 
 
 def _source_sha256(model: ModelLike, graph: Graph) -> str:
-    """The SHA-256 of a model's bytes, or of a graph's nodes and arrays: published, so its form stays what it is."""
+    """The SHA-256 of a model's bytes, with its external data behind them, or of a graph's nodes and arrays.
+
+    It is published, so its form stays what it is.
+    """
     if isinstance(model, (str, os.PathLike, bytes)):
-        return hashlib.sha256(model if isinstance(model, bytes) else Path(model).read_bytes()).hexdigest()
+        sha256 = hashlib.sha256(model if isinstance(model, bytes) else files.content(model, error=ModelError))
+        for name, array in sorted(graph.arrays.items()):
+            if isinstance(array, np.memmap):
+                sha256.update(name.encode() + np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return sha256.hexdigest()
     sha256 = hashlib.sha256()
     for node in graph.nodes:
         sha256.update(repr((node.op_type, node.inputs, node.outputs, sorted(map(str, node.attrs.items())))).encode())
@@ -272,10 +351,8 @@ def _facts(
     }
 
 
-def _choices(
-    ready: Calibrated, config: QuantConfig, plan: Plan, kept: Mapping[str, float], clips: BoundChoice | None
-) -> dict[str, str]:
-    """The facts of a report about what was chosen for this network, and what its outputs keep."""
+def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, clips: BoundChoice | None) -> dict[str, str]:
+    """The facts of a report about what was chosen for this network."""
     chosen = {}
     sigmoids = sigmoid_choice(ready.graph, ready.stats, config, plan.nodes)
     log.info("sigmoids: %s", sigmoids or "none whose form is chosen")
@@ -283,8 +360,6 @@ def _choices(
         chosen["sigmoids"] = str(sigmoids)
     if clips is not None:
         chosen["clips"] = str(clips)
-    if kept:
-        chosen["outputs keep"] = ", ".join(f"{name} {sqnr:.1f} dB" for name, sqnr in kept.items())
     if ties := ties_of_outputs(ready.graph, plan, ready.stats):
         chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
     return chosen

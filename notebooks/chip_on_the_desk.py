@@ -1,10 +1,10 @@
 # %% [markdown]
 # # The chip on the desk
 #
-# **Question.** onnxruntime runs an XINT8 model on the desk, the NPU runs it in the field. Where do the two part, and does it
+# **Question.** onnxruntime runs an XINT8 model on the desk, the NPU runs it in the field. Where do the two differ, and does it
 # matter?
 #
-# What is simulated here is AMD's public reference emulators of the NPU, not silicon.
+# This simulates AMD's public reference emulators of the NPU, not silicon.
 
 # %%
 import jax
@@ -22,8 +22,8 @@ result = jq.quantize(jq.zoo.path("fashion_mobilenet"), calibration[:128], "XINT8
 # %% [markdown]
 # ## Every integer, twice
 #
-# `explain` computes each node twice on the same integers: as the chip does, and as onnxruntime does. A difference is then
-# the node's own, and is given a cause. The target `ort` is to equal onnxruntime.
+# `explain` computes each node twice on the same integers: as the chip does, and as onnxruntime does. A difference then comes from
+# the node itself, and gets a cause. The target `ort` should equal onnxruntime.
 
 # %%
 logs = {}
@@ -48,8 +48,8 @@ for target, log in logs.items():
 # %% [markdown]
 # ## Along the network
 #
-# Dots: the share of integers that a place makes differently by itself, given onnxruntime's integers. Dashed: in the whole run,
-# where differences flow on.
+# Dots show the share of integers that differ at a place by itself, given onnxruntime's integers as inputs. The dashed line is
+# for the whole run, where differences propagate.
 
 # %%
 figure, axis = plt.subplots(figsize=(9, 3.2))
@@ -66,7 +66,7 @@ plt.show()
 # ## The pool
 #
 # The network ends with a mean over a window. The chip multiplies by a whole number and shifts, and so is off by a factor. The
-# quantizer has put the same factor into the model, so that onnxruntime computes with it too.
+# quantizer has put the same factor into the model, so that onnxruntime uses it, too.
 
 # %%
 for row in logs["aie2_x1"].rows:
@@ -77,7 +77,7 @@ for row in logs["aie2_x1"].rows:
 # %% [markdown]
 # ## Does it matter?
 #
-# The integer program is a pure function: here it runs on all 3000 images.
+# The integer program is a pure function. Here it runs on all 3000 images.
 
 # %%
 program, params = jq.integer.load("model.onnx", target="aie2_x1").trace()

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Equalization and AdaRound, an ablation
 #
-# **Question.** A MobileNet in XINT8 falls apart. What mends it: equalizing channels, correcting biases, or tuning how weights
+# **Question.** A MobileNet in XINT8 falls apart. What repairs it: equalizing channels, correcting biases, or tuning how weights
 # are rounded? And is one of them enough?
 
 # %%
@@ -16,9 +16,10 @@ name = "fashion_mobilenet"
 calibration, _ = jq.zoo.calibration_set()
 
 # %% [markdown]
-# ## What is wrong with it
+# ## What goes wrong
 #
-# One scale serves all channels of a weight. Where one channel's weights are forty times another's, the small one gets few codes.
+# One scale serves all channels of a weight. If one channel's weights are forty times as large as another's, the small one gets
+# only a few codes.
 
 # %%
 graphs = {"before": jq.prepare(jq.load(jq.zoo.path(name)), "XINT8")}
@@ -43,8 +44,8 @@ print({kind: f"median {np.median(v):.1f}, largest {v.max():.1f}" for kind, v in 
 # %% [markdown]
 # ## The runs
 #
-# Each differs from the preset in what it says. Finetuning sets biases itself, so that correction is off with it. `ablate` does
-# each step once that several runs share, and measures the quantized networks on 3000 images that they have not seen.
+# Each run differs from the preset by the options it names. Finetuning sets biases itself, so bias correction is off there. `ablate`
+# computes steps that several runs share only once, and measures the quantized networks on 3000 images that they have not seen.
 
 # %%
 changes = {

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Calibrate on many devices
 #
-# **Question.** Batches of calibration data can be split over devices. Are the exponents then still the same, and what does it
+# **Question.** Batches of calibration data can be split over devices. Do the exponents stay the same, and how much time does it
 # save?
 #
-# JAX makes as many devices of one CPU as it is asked for, before anything else runs. The code is the same on GPUs.
+# JAX splits one CPU into the number of devices that you ask for before anything else runs. The code is the same on GPUs.
 
 # %%
 import os
@@ -29,7 +29,7 @@ print(f"devices: {len(jax.devices())}, cores: {cores}, images: {len(images)}")
 # %% [markdown]
 # ## One, two, four
 #
-# `mesh` says which devices share the work; without it, all of them. The first call of each compiles and is not counted.
+# `mesh` selects the devices that share the work; by default all of them do. The first call of each compiles and is not counted.
 
 # %%
 found, seconds = {}, {}
@@ -65,7 +65,8 @@ print("tensors with another range:", {n: sum(ranges[n][t] != ranges[1][t] for t 
 # %% [markdown]
 # ## Other runs, merged
 #
-# Data that lie elsewhere can be calibrated there. The second run puts its candidates where the first has them; then both merge.
+# Data that are stored elsewhere can be calibrated there. The second run places its candidates where the first one has them, and
+# then the two can be merged.
 
 # %%
 first = jq.calibrate(graph, images[:256], "XINT8")

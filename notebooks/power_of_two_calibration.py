@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Power-of-two calibration, looked at closely
 #
-# **Question.** The exponent of each tensor is chosen for the least squared error of that tensor alone. Is that the exponent
-# with which the network errs least?
+# **Question.** The exponent of each tensor is chosen for the least squared error of that tensor alone. Is it also the exponent
+# that gives the network the least error?
 
 # %%
 import dataclasses
@@ -27,7 +27,7 @@ plan
 # ## One tensor
 #
 # A power of two leaves little choice: twice the step is twice the range. Calibration sums the squared error at six exponents,
-# over all values of all images, in the one pass in which it sees them. A coarse step rounds much, a fine one clips.
+# over all values of all images, in a single pass. A coarse step rounds a lot, and a fine one clips.
 
 # %%
 tensor = max(
@@ -44,11 +44,11 @@ axis.legend()
 print({int(e): f"{t:.2e}" for e, t in zip(table["exponent"], share["total"], strict=True)})
 
 # %% [markdown]
-# ## Every tensor, by what it does to the output
+# ## Every tensor, by its effect on the output
 #
-# The plan is data, so a shift of every tensor's exponent is an argument of one compiled function. It is called on each tensor
-# with shifts of -2 to 2, the others as they are. The loss is the squared error of the logits against the float network's, on
-# 64 of the images that calibration has seen.
+# The plan is data, so a shift of every tensor's exponent is an argument of one compiled function. Here it shifts each
+# tensor by -2 to 2, and leaves the others unchanged. The loss is the squared error of the logits against the float network's, on
+# 64 of the calibration images.
 
 # %%
 qfn, fn = jq.fake_quant(graph), jq.trace(graph)
@@ -83,8 +83,8 @@ plt.show()
 # %% [markdown]
 # ## Does it help to follow the output?
 #
-# All tensors take their own best shift at once; then one after the other, each given those before it. Both are judged on images
-# that the search did not use. (Exponents that are moved may break the NPU's position constraints; that is left out here.)
+# First all tensors take their own best shift at once, then one after the other, each given those before it. Both are judged on
+# images that the search did not use. (Moving exponents may break the NPU's constraints, which this notebook ignores.)
 
 # %%
 fresh = jq.zoo.calibration_set()[0][256:512]

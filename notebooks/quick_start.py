@@ -4,8 +4,8 @@
 # **Question.** What does 8-bit quantization with power-of-two scales (XINT8) cost two small networks, and which tensors
 # are to blame?
 #
-# Both are bundled, and classify pictures of clothes: a plain residual network, and a MobileNet whose channels are of very
-# uneven size, as those of real MobileNets are.
+# Both networks are bundled and classify pictures of clothes. One is a plain residual network, the other a MobileNet whose channels
+# differ widely in size, like those of real MobileNets.
 
 # %%
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ images, labels = jq.zoo.evaluation_set()
 jq.load(jq.zoo.path("fashion_mobilenet"))
 
 # %% [markdown]
-# ## What will not go well
+# ## Find problems first
 #
 # `lint` needs no data.
 
@@ -30,8 +30,8 @@ for finding in jq.lint(jq.zoo.path("fashion_mobilenet"), "XINT8"):
 # %% [markdown]
 # ## Quantize
 #
-# Once plainly, with only the exponents that 128 calibration images give; and once with the whole preset, which also
-# equalizes channels and corrects biases.
+# Each network is quantized twice: plainly, with only the exponents that 128 calibration images give, and with the whole preset,
+# which also equalizes channels and corrects biases.
 
 # %%
 plain = jq.presets["XINT8"].replace(cle=False, bias_correction=False)
@@ -43,9 +43,9 @@ results = {
 results["fashion_mobilenet", "XINT8"].plan
 
 # %% [markdown]
-# ## How often it is right
+# ## Accuracy
 #
-# onnxruntime runs the files, on 3000 images that nothing was trained or calibrated on.
+# onnxruntime runs the files on 3000 images that were used neither for training nor for calibration.
 
 
 # %%
@@ -60,10 +60,10 @@ for name in names:
     print(f"{name:18}" + "".join(f"  {kind} {accuracy[name, kind]:6.2f} %" for kind in ("float", "plain", "XINT8")))
 
 # %% [markdown]
-# ## Where it is lost
+# ## Where the error is made
 #
-# `compare` runs the float and the quantized model side by side. Its rows have the signal-to-noise ratio of each tensor, and a
-# reason. `report.to_html(path)` makes the whole page; a notebook shows the worst rows.
+# `compare` runs the float and the quantized model side by side. Its rows show the signal-to-noise ratio of each tensor, and a
+# reason. `report.to_html(path)` writes the whole page; a notebook shows the worst rows.
 
 # %%
 hard = "fashion_mobilenet"
@@ -82,7 +82,7 @@ plt.show()
 # %% [markdown]
 # ## Answer
 #
-# Most rows say `upstream`: their error came with what they read. The first row with another reason is where it is made.
+# Most rows say `upstream`: their error came in with their inputs. The first row with another reason is where the error is made.
 
 # %%
 lost = {key: accuracy[key[0], "float"] - accuracy[key] for key in results}

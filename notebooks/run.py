@@ -1,4 +1,4 @@
-"""Execute the notebooks, and write what they show to site/notebooks/ as HTML.
+"""Execute the notebooks, and write them with what they show to build/notebooks/, from where `docs/build.py` takes them.
 
     python notebooks/run.py [NAME ...]      # all of them without names
 
@@ -14,24 +14,22 @@ from pathlib import Path
 
 import jupytext
 from nbclient import NotebookClient
-from nbconvert import HTMLExporter
 
 HERE = Path(__file__).resolve().parent
-SITE = HERE.parent / "site" / "notebooks"
+EXECUTED = HERE.parent / "build" / "notebooks"
 TIMEOUT = 240  # seconds of a cell
 
 
 def main() -> None:
     """Run the notebooks that are named, or all."""
     paths = [HERE / f"{Path(name).stem}.py" for name in sys.argv[1:]]
-    SITE.mkdir(parents=True, exist_ok=True)
+    EXECUTED.mkdir(parents=True, exist_ok=True)
     for path in paths or sorted(set(HERE.glob("*.py")) - {Path(__file__).resolve()}):
         start, notebook = time.perf_counter(), jupytext.read(path)
         with tempfile.TemporaryDirectory() as folder:
             resources = {"metadata": {"path": folder}}
             NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", resources=resources).execute()
-        html, _ = HTMLExporter().from_notebook_node(notebook, {"metadata": {"name": path.stem}})
-        (SITE / f"{path.stem}.html").write_text(html)
+        jupytext.write(notebook, EXECUTED / f"{path.stem}.ipynb")
         print(f"{time.perf_counter() - start:6.1f} s  {path.name}", flush=True)
 
 

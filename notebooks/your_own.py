@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Write your own
 #
-# **Question.** How much code is an idea? Four small ideas, each a value or a function of a few lines, tried on one network: a
-# statistic, a search for scales, a way to round, a chip. Is one of them any good?
+# **Question.** How much code is an idea? This notebook tries four small ideas on one network, each a value or a function of a
+# few lines: a statistic, a search for scales, a rounding, and a chip. Is any of them good?
 
 # %%
 import dataclasses
@@ -77,8 +77,8 @@ print(f"rank correlation of tails and clipping: {correlation:.2f}, {len(tensors)
 # %% [markdown]
 # ## A search for scales
 #
-# MinMSE weighs clipping and rounding alike. Here clipping counts `weight` times. A search is a function from statistics to
-# scales, which `make_plan` takes in place of its own before the NPU's constraints hold.
+# MinMSE weighs clipping and rounding equally. Here clipping counts `weight` times. A search is a function from statistics to
+# scales, which `make_plan` uses in place of its own before it applies the NPU's constraints.
 
 
 # %%
@@ -111,8 +111,8 @@ print({w: f"{v:.2f} dB" for w, v in by_weight.items()})
 # %% [markdown]
 # ## A way to round
 #
-# Round the last layer's weights up or down by chance, 64 times, in one compiled call, and keep the one with the least error of the
-# logits on 64 calibration images. `vmap` makes the loop.
+# Round the last layer's weights up or down at random, 64 times, in one compiled call, and keep the result with the least error
+# of the logits on 64 calibration images. `vmap` replaces the loop.
 
 # %%
 last = graph.nodes[-1]
@@ -138,7 +138,7 @@ print({k: f"{v:.2f} dB" for k, v in rounding.items()})
 # %% [markdown]
 # ## A chip
 #
-# A target is data: this one saves the adder that rounds, and floors.
+# A target is data. This one has no adder for rounding, so it floors.
 
 # %%
 jq.export(graph, plan, path="model.onnx")

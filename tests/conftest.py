@@ -23,6 +23,20 @@ ort.set_default_logger_severity(4)
 SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p / "shared/spec").is_dir()), None)
 
 
+# Tests that need a newer onnxruntime than the oldest that pyproject.toml claims: version, beginning of the id, reason.
+NEWER_RUNTIME = [line.split("\t") for line in Path(__file__).with_name("newer_runtime.tsv").read_text().splitlines()]
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Skip the tests of what the installed onnxruntime lacks."""
+    here = [int(part) for part in ort.__version__.split(".")[:2]]
+    lacking = {test: reason for needs, test, reason in NEWER_RUNTIME if here < [int(part) for part in needs.split(".")]}
+    for item in items:
+        for test, reason in lacking.items():
+            if item.nodeid.startswith(test):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 def one_node(
     op_type: str,
     inputs: Mapping[str, np.ndarray],

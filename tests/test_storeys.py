@@ -26,6 +26,7 @@ STOREYS = (
     (
         "npu.rewrites",
         "npu.units",
+        "npu.xir",
         "npu.pieces",
         "npu.placing",
         "npu.changes",

@@ -4,8 +4,9 @@
 
 AMD's agent ranks layers by the dynamic range of their activations, promotes the first one, quantizes and evaluates the
 whole model anew, and goes on: until the target holds, until PSNR gains less than 0.5 dB over three promotions, or at 30 %
-of the layers. Both decide on the same samples, one in four, and start from the same config, so that islands, evaluations
-and seconds can be compared. The rows go to experiments/results/auto_by_range.jsonl.
+of the layers. Where the first two rules would stop it before it is as accurate as `jq.auto`, that is marked, and it goes
+on, so that the evaluations to the same accuracy can be compared. Both decide on the same samples, one in four, and start
+from the same config. The rows go to experiments/results/auto_by_range.jsonl.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from jq.pipeline import Result
 from jq.plan.selection import literal
 from jq.readings.runtime import onnxruntime_reading
 from jq.research import RUNGS, Rung
-from jq.research.goals import Judge, goal_of
+from jq.research.goals import goal_of
 from jq.research.islands import apart, islands, work
+from jq.research.judging import Judge
 
 _HELD_OUT, _SHARE, _GAIN, _PATIENCE = 4, 0.3, 0.5, 3
 
 
-def promoted(path: Path, data: Any, config: jq.QuantConfig, judge: Judge, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model that is quantized and evaluated."""
+def promoted(
+    path: Path, data: Any, config: jq.QuantConfig, judge: Judge, error: float, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model that is quantized and evaluated, until one has no more than an error."""
     start, measured, names, levels = time.perf_counter(), {}, list[str](), list[float]()
     result = jq.quantize(path, data, config, measured=measured)
     layers = by_range(result)
@@ -43,11 +47,11 @@ def promoted(path: Path, data: Any, config: jq.QuantConfig, judge: Judge, second
         count = len(islands(result.graph, apart(result.graph, result.plan, config)))
         cost, narrow = work(result.graph, result.plan)
         took = time.perf_counter() - start
-        yield {"layers": len(names), "value": score.value, "error": score.error, "islands": count, "cost": cost,
-               "in_8_bits": narrow, "seconds": took}  # fmt: skip
         levels.append(level)
         stale = len(levels) > _PATIENCE and levels[-1] - levels[-1 - _PATIENCE] < _GAIN
-        if score.holds or stale or len(names) >= _SHARE * len(layers) or took > seconds:
+        yield {"layers": len(names), "value": score.value, "error": score.error, "islands": count, "cost": cost,
+               "in_8_bits": narrow, "seconds": took, "stops": score.holds or stale}  # fmt: skip
+        if score.error <= error or len(names) >= _SHARE * len(layers) or took > seconds:
             return
         names.append(layers[len(names)])
         changed = config.replace(exclude=(*config.exclude, *map(literal, names)))
@@ -89,20 +93,19 @@ def main() -> None:
     samples = list(open_source(arguments.data, graph.inputs).samples())
     judge = Judge.of(goal, graph, [s for i, s in enumerate(samples) if decides(i, _HELD_OUT)], None, None)
     config = jq.presets[arguments.config].replace(held_out=_HELD_OUT)
-    rows = []
-    for row in promoted(arguments.model, arguments.data, config, judge, arguments.seconds):
-        rows.append(row)
-        print(
-            "{layers:3} layers  {value:.4g}  islands {islands:2}  cost {cost:.2f}  {seconds:.0f} s".format(**row),
-            flush=True,
-        )
     base = Rung(arguments.config, lambda climb: True, lambda climb: jq.presets[arguments.config])
     ours = [base, *(r for r in RUNGS if r.name == "islands")]
     start = time.perf_counter()
-    result = jq.auto(
-        arguments.model, arguments.data, target=arguments.target, rungs=ours, max_cost=max(rows[-1]["cost"], 1.0)
-    )
-    print(f"jq.auto: {len(result.rungs)} evaluations, {time.perf_counter() - start:.0f} s\n{result}")
+    result = jq.auto(arguments.model, arguments.data, target=arguments.target, rungs=ours)
+    print(f"jq.auto: {len(result.rungs)} evaluations, {time.perf_counter() - start:.0f} s\n{result}", flush=True)
+    reached = min(t.score.error for t in result.rungs if t.score is not None)
+    rows = []
+    for row in promoted(arguments.model, arguments.data, config, judge, reached, arguments.seconds):
+        rows.append(row)
+        text = (
+            "{layers:3} layers  {value:.4g}  error {error:.4g}  islands {islands:2}  cost {cost:.2f}  {seconds:.0f} s"
+        )
+        print(text.format(**row), "(the vendor's rules stop)" if row["stops"] else "", flush=True)
     record = {"experiment": "auto_by_range", "model": arguments.model.name, **versions(), "command": command()}
     record |= {"target": str(goal), "config": arguments.config, "by_range": rows, "auto": result.to_dict()}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import jq
 from experiments.common import RESULTS, command, versions
 
-NAMES = ("mobilenet_v2", "efficientnet_b0", "shufflenet_v2_x1_0")
+NAMES = ("mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "shufflenet_v2_x1_0")
 CONFIGS = {
     "XINT8": jq.presets["XINT8"],
     "XINT8 whole": jq.presets["XINT8"].replace(whole=0.0),

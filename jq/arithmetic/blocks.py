@@ -61,10 +61,13 @@ def _to_float(bits: Array, fmt: Float) -> Array:
 def _to_blocks(bits: Array, fmt: Block, axis: int) -> Array:
     """Split `axis` in three: blocks, sub-blocks of a block, elements of a sub-block."""
     length = bits.shape[axis]
-    count = math.ceil(length / fmt.size)
-    padding = [(0, count * fmt.size - length) if i == axis else (0, 0) for i in range(bits.ndim)]
-    split = (*bits.shape[:axis], count, fmt.size // fmt.sub_size, fmt.sub_size, *bits.shape[axis + 1 :])
-    joined = (*bits.shape[:axis], count * fmt.size, *bits.shape[axis + 1 :])
+    # Blocks longer than the axis, of whatever size a file states, are not filled up: zeros decide nothing.
+    sub_size = max(1, min(fmt.sub_size, length))
+    size = max(1, min(fmt.size, math.ceil(length / sub_size) * sub_size))
+    count = math.ceil(length / size)
+    padding = [(0, count * size - length) if i == axis else (0, 0) for i in range(bits.ndim)]
+    split = (*bits.shape[:axis], count, size // sub_size, sub_size, *bits.shape[axis + 1 :])
+    joined = (*bits.shape[:axis], count * size, *bits.shape[axis + 1 :])
     rounded = _round_blocks(jnp.pad(bits, padding).reshape(split), fmt, axis + 1)
     return lax.slice_in_dim(rounded.reshape(joined), 0, length, axis=axis)
 

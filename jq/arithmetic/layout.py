@@ -18,7 +18,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 Array = Any
 Layout = Literal["plain", "same", "last"] | tuple[str, ...]  # what a rule does with channels-last operands
@@ -36,6 +36,11 @@ class ChannelsLast:
     def plain(self) -> Array:
         """The tensor in the order that ONNX defines; not kept, as a body of `lax.scan` may be what asks."""
         return channels_first(self.array) if self.origin is None else self.origin
+
+
+export.register_pytree_node_serialization(
+    ChannelsLast, serialized_name="jq.ChannelsLast", serialize_auxdata=lambda _: b"", deserialize_auxdata=lambda _: ()
+)
 
 
 def permuted(x: Array, order: Sequence[int]) -> Array:
@@ -60,6 +65,11 @@ def plain(value: Any) -> Any:
 def raw(value: Any) -> Any:
     """The array of a traced value or of a weight, in whatever order it lies."""
     return value.array if isinstance(value, (ChannelsLast, Packed)) else value
+
+
+def going_on(value: Any) -> Any:
+    """A traced value as one array that lies as it does, for another program."""
+    return ChannelsLast(value.array) if isinstance(value, ChannelsLast) else value
 
 
 def is_last(value: Any) -> bool:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 Array = Any
 
 _LEAST = 1e-30  # in place of the power of a reference of zeros
+_IMPOSSIBLE = 1e-6  # the least probability, and one less the largest
 _IMAGE = 4  # dims from which on classes are the second axis
 
 
@@ -41,6 +42,16 @@ def kl(z: Array, y: Array) -> Array:
     axis = classes_axis(z)
     p, q = (jax.nn.log_softmax(v, axis) for v in (z, y))
     return jnp.mean(jnp.sum(jnp.exp(p) * (jnp.expm1(q - p) - (q - p)), axis))
+
+
+def bernoulli_kl(z: Array, y: Array) -> Array:
+    """Return the mean KL divergence of probabilities, each of its own event, as a Sigmoid gives them.
+
+    >>> round(float(bernoulli_kl(jnp.array([0.5]), jnp.array([0.25]))), 4)  # log(2) / 2 + log(2 / 3) / 2
+    0.1438
+    """
+    p, q = (jnp.clip(v, _IMPOSSIBLE, 1 - _IMPOSSIBLE) for v in (z, y))
+    return jnp.mean(p * jnp.log(p / q) + (1 - p) * jnp.log((1 - p) / (1 - q)))
 
 
 def cosine(z: Array, y: Array) -> Array:

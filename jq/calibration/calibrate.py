@@ -40,8 +40,8 @@ from jq.calibration.observers import HistogramObserver, Observer, Place, State, 
 from jq.calibration.stats import Stats, read, write
 from jq.config import QuantConfig, resolve
 from jq.data.sources import fingerprint, open_source
-from jq.data.stream import Batch, Stream, local_mesh, narrow
-from jq.errors import DataError
+from jq.data.stream import Batch, Stream, concurrently, devices_of, local_mesh, narrow
+from jq.errors import DataError, ModelError
 from jq.graph import Graph
 from jq.readings.data_shapes import traceable
 from jq.readings.packing import pack
@@ -69,7 +69,7 @@ def calibrate(
     of stacked arrays, a path to `.npz`, `.npy` or a folder of images or arrays, or None for random data.
     Batches are split over `mesh`, by default over all local devices. `observers` adds statistics of your own.
     `like` puts candidates and bins where other statistics have them, so that both merge. With `checkpoint`,
-    a run that was stopped goes on from that file when it is started again, and ends with the same bytes.
+    an interrupted run resumes from that file when it is started again, and ends with the same bytes.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
@@ -78,6 +78,10 @@ def calibrate(
     Stats(26 tensors, 16 samples, method='minmse', observers=['means', 'ties', 'errors'])
     """
     config, graph = resolve(config), traceable(graph)
+    if (empty := next((v for v in graph.inputs if 0 in (v.shape or ())), None)) is not None:
+        raise ModelError(
+            f"input {empty} has no elements, so there is nothing to calibrate; give it other dims, or free ones"
+        )
     source = open_source(data, graph.inputs, seed=config.seed)
     outputs = tuple(v.name for v in graph.outputs)
     focused = focused_tensors(graph, config)
@@ -141,7 +145,7 @@ class _Step:
         }
         program = self.observed.program(self.stream)
         arguments = self._params, self.observed.by_tensor(used)
-        states = jax.tree.map(np.asarray, self.stream.run(program, arguments, batch))
+        states = self.observed.joined(jax.tree.map(np.asarray, self.stream.run(program, arguments, batch)))
         _check_finite(self.observed, states, batch)
         return states
 
@@ -192,16 +196,22 @@ def _accumulate(
     step: _Step, stats: Stats, batches: Iterable[Batch], keeper: _Keeper, progress: Callable[[int], None]
 ) -> Stats:
     """The statistics with all batches added."""
-    for batch in batches:
-        step, stats = _added(step, stats, batch)
+    # What may ask for more bins comes in turn, and so do devices, which wait for each other.
+    grows = any(isinstance(o, HistogramObserver) for o in step.observers.values())
+    in_turn = grows or devices_of(step.stream.mesh) > 1
+
+    def seen(batch: Batch) -> tuple[Batch, States]:
+        return batch, step(batch, stats.places)
+
+    for batch, states in map(seen, batches) if in_turn else concurrently(seen, batches):
+        step, stats = _added(step, stats, batch, states)
         keeper.keep(stats)
         progress(batch.count)
     return stats
 
 
-def _added(step: _Step, stats: Stats, batch: Batch) -> tuple[_Step, Stats]:
+def _added(step: _Step, stats: Stats, batch: Batch, seen: States) -> tuple[_Step, Stats]:
     """The statistics with a batch added, and the step to go on with: one with more bins where they were outgrown."""
-    seen = step(batch, stats.places)
     for name, observer in step.observers.items():
         if isinstance(observer, HistogramObserver):
             low, high = seen[name]["low"], seen[name]["high"]
@@ -216,7 +226,7 @@ def _added(step: _Step, stats: Stats, batch: Batch) -> tuple[_Step, Stats]:
                     )
                 stats = stats.grown(name, growth)
                 step = step.observing(stats.observers)
-                return _added(step, stats, batch)
+                return _added(step, stats, batch, step(batch, stats.places))
     states = {name: o.merge(stats.states[name], seen[name]) for name, o in step.observers.items()}
     return step, dataclasses.replace(stats, states=states, samples=stats.samples + batch.count)
 

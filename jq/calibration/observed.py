@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ from jq.ops.linear import has_product
 from jq.ops.masks import masks
 from jq.ops.saturating import TIED, saturating_reader
 from jq.ops.table import lookup
+from jq.readings.chain import Chain
 from jq.readings.tracing import AnyOrder, trace
 from jq.util.digest import digest
 
@@ -183,23 +185,29 @@ class Observed:
 
     def program(self, stream: Stream) -> Program:
         """The compiled program; the next calibration of the same graph finds it again."""
-        rows = tuple((name, tuple(rows.items())) for name, rows in self.rows.items())
-        key = tuple(self.observers.items()), rows, digest(stream.known), stream.mesh
+        key = tuple(self.observers.items()), self._rows_of_tensors, digest(stream.known), stream.mesh
         programs = self.graph.programs
         if key not in programs:
             # The widest vectors make the error table, which is all arithmetic, a fifth faster and nothing slower.
             on_cpu = stream.mesh.devices.flat[0].platform == "cpu"
             options = {"xla_cpu_prefer_vector_width": 512} if on_cpu else None
-            programs[key] = stream.folded(self._states, self._merged, init=self._none, options=options)
+            watcher = _ObserverWatcher(self.observers, self._rows_of_tensors)
+            programs[key] = Chain.of(self.graph, watcher, stream, options)
             for oldest in list(programs)[:-_KEPT]:
                 del programs[oldest]
         return programs[key]
 
-    def _merged(self, a: States, b: States) -> States:
-        return {name: o.merge(a[name], b[name]) if name in b else a[name] for name, o in self.observers.items()}
+    @property
+    def _rows_of_tensors(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+        return tuple((name, tuple(rows.items())) for name, rows in self.rows.items())
 
-    def _none(self, arguments: Any) -> States:
-        return {name: o.init(self.count(name), {}) for name, o in self.observers.items()}
+    def joined(self, states: Sequence[States]) -> States:
+        """The states of a chain's pieces as one: their tensors' rows lie under each other."""
+        joined = {}
+        for name, observer in self.observers.items():
+            parts = [state[name] for state in states if name in state] or [observer.init(0, {})]
+            joined[name] = {k: np.concatenate([part[k] for part in parts]) for k in parts[0]}
+        return joined
 
     def by_tensor(self, places: Mapping[str, Place]) -> dict[str, dict[str, Place]]:
         """The rows of each tensor's places: on the host, as each slice of a program's is a kernel to compile."""
@@ -210,30 +218,59 @@ class Observed:
                 parts[tensor][name] = {k: v[end - rows[name] : end] for k, v in place.items()}
         return parts
 
-    def _states(self, arguments: tuple[Any, Mapping[str, Mapping[str, Place]]], sample: Sample) -> States:
+
+@dataclasses.dataclass(frozen=True)
+class _ObserverWatcher:
+    """Observers on tensors; the tensors' rows lie under each other."""
+
+    observers: Mapping[str, Observer]
+    rows: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]  # of each tensor by observer
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors, in the order of the network."""
+        return tuple(name for name, _ in self.rows)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether all observers are this package's."""
+        return all(type(o).__module__.startswith("jq.") for o in self.observers.values())
+
+    def within(self, names: Mapping[str, str]) -> _ObserverWatcher:
+        """The same of some tensors alone, by other names, with the observers that they have."""
+        rows = tuple((names[name], self._counts[name]) for name in names if name in self._counts)
+        seen = {observer for _, counts in rows for observer, count in counts if count}
+        return _ObserverWatcher({name: o.unnamed for name, o in self.observers.items() if name in seen}, rows)
+
+    def tap(self, tensor: str, argument: Mapping[str, Place]) -> AnyOrder | Callable[[Any], Any]:
+        """The function from a tensor to its observers' states."""
+        counts = dict(self._counts[tensor])
+        here = {name: o for name, o in self.observers.items() if counts[name]}
+
+        def observe(value: Any) -> States:
+            x, axis = jnp.asarray(layout.raw(value)).astype(jnp.float32), layout.axis_of(value, 1)
+            turned = {n: dataclasses.replace(o, axis=axis) if o.axis == 1 else o for n, o in here.items()}
+            return {name: o.observe(x, argument[name]) for name, o in turned.items()}
+
+        return AnyOrder(observe) if all(o.axis in (None, 1) for o in here.values()) else observe
+
+    def state(self, seen: Mapping[str, States]) -> States:
         """The states of one sample."""
-        params, places = arguments
-        seen = self._tapped(places)(params, sample)[1] if self.rows else {}
-        return {
-            name: jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(s[name] for s in seen.values() if name in s))
-            for name in self.observers
-            if any(name in s for s in seen.values())
-        }
+        own = {name: [states[name] for states in seen.values() if name in states] for name in self.observers}
+        return {name: jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) for name, parts in own.items()}
 
-    def _tapped(self, places: Mapping[str, Mapping[str, Place]]) -> Any:
-        """The traced graph, whose taps return the observers' states."""
+    def none(self) -> States:
+        """The states of no data."""
+        counts = {name: sum(dict(counts)[name] for _, counts in self.rows) for name in self.observers}
+        return {name: o.init(counts[name], {}) for name, o in self.observers.items()}
 
-        def tap(rows: Mapping[str, int], own: Mapping[str, Place]) -> AnyOrder | Callable[[Any], Any]:
-            here = {name: o for name, o in self.observers.items() if rows[name]}
+    @functools.cached_property
+    def _counts(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        return dict(self.rows)
 
-            def observe(value: Any) -> States:
-                x, axis = jnp.asarray(layout.raw(value)).astype(jnp.float32), layout.axis_of(value, 1)
-                turned = {n: dataclasses.replace(o, axis=axis) if o.axis == 1 else o for n, o in here.items()}
-                return {name: o.observe(x, own[name]) for name, o in turned.items()}
-
-            return AnyOrder(observe) if all(o.axis in (None, 1) for o in here.values()) else observe
-
-        return trace(self.graph, taps={name: tap(rows, places[name]) for name, rows in self.rows.items()})
+    def merged(self, a: States, b: States) -> States:
+        """The states of a's data followed by b's."""
+        return {name: o.merge(a[name], b[name]) for name, o in self.observers.items()}
 
 
 def _float_shapes(graph: Graph, tensors: list[str], stream: Stream) -> dict[str, tuple[int, ...]]:

@@ -89,6 +89,11 @@ class Observer:
         """Whether it looks at a tensor at all."""
         return True
 
+    @property
+    def unnamed(self) -> Observer:
+        """The same without names of tensors, which decide only whether it looks at one."""
+        return self
+
     def rows(self, shape: tuple[int, ...]) -> int:
         """How many rows a tensor of this shape has."""
         return 1 if self.axis is None or not shape else shape[self.axis % len(shape)]
@@ -96,6 +101,20 @@ class Observer:
     def _by_row(self, x: Array) -> Array:
         """The tensor as [rows, *rest]."""
         return layout.rows(x, self.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen(Observer):
+    """Base of observers of some tensors only."""
+
+    only: tuple[str, ...] = ()
+
+    def observes(self, tensor: str) -> bool:
+        return tensor in self.only
+
+    @property
+    def unnamed(self) -> Chosen:
+        return dataclasses.replace(self, only=())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +190,10 @@ class Moments(Observer):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelSums(Observer):
+class ChannelSums(Chosen):
     """Count and sum of each channel of some tensors."""
 
     axis: int | None = 1
-    only: tuple[str, ...] = ()
-
-    def observes(self, tensor: str) -> bool:
-        return tensor in self.only
 
     def init(self, rows: int, place: Place) -> State:
         return {"count": np.zeros(rows, np.int32), "total": np.zeros(rows, _float())}
@@ -190,16 +205,11 @@ class ChannelSums(Observer):
 
 
 @dataclasses.dataclass(frozen=True)
-class FormLoss(Observer):
+class FormLoss(Chosen):
     """Sums of squares of Sigmoid on some tensors, and of the difference of the chip's HardSigmoid from it.
 
     The `gate` sums are of the function itself, the `swish` sums of its product with the tensor.
     """
-
-    only: tuple[str, ...] = ()
-
-    def observes(self, tensor: str) -> bool:
-        return tensor in self.only
 
     def init(self, rows: int, place: Place) -> State:
         return dict.fromkeys(("gate_lost", "gate_power", "swish_lost", "swish_power"), np.zeros(rows, _float()))
@@ -213,7 +223,7 @@ class FormLoss(Observer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ties(Observer):
+class Ties(Chosen):
     """How many samples' two largest values get one code, by the exponent of the step, in tensors of one value per class.
 
     Two values round to one code of a step with the probability max(0, 1 - difference / step), wherever codes begin, and
@@ -221,10 +231,6 @@ class Ties(Observer):
     """
 
     last: int | None = None  # the largest code above zero; None where zero may be any code
-    only: tuple[str, ...] = ()
-
-    def observes(self, tensor: str) -> bool:
-        return tensor in self.only
 
     def rows(self, shape: tuple[int, ...]) -> int:
         return int(1 < math.prod(shape[1:]) == max(shape[1:], default=0))
@@ -304,7 +310,7 @@ class ErrorTable(Observer):
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorsBehind(Observer):
+class ErrorsBehind(Chosen):
     """Squared error of a saturating function of some tensors, at each of several scales of theirs.
 
     In range it is the residual times the function's slope; what is clipped counts by the function's own values, so that
@@ -315,10 +321,6 @@ class ErrorsBehind(Observer):
     function: str = dataclasses.field(kw_only=True)  # of `SATURATING`
     gates: bool = dataclasses.field(kw_only=True)  # x * f(x)
     grid: Integer = dataclasses.field(kw_only=True)
-    only: tuple[str, ...] = ()
-
-    def observes(self, tensor: str) -> bool:
-        return tensor in self.only
 
     @property
     def scales(self) -> np.ndarray:

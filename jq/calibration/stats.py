@@ -250,8 +250,8 @@ def write(path: str | os.PathLike[str], stats: Stats, extra: Mapping[str, Any]) 
 def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
     """Read what `write` wrote: the statistics and the JSON beside them."""
     try:
-        with safetensors.safe_open(path, "numpy") as file:
-            header = json.loads((file.metadata() or {})["jq"])
+        with files.reading(path), safetensors.safe_open(path, "numpy") as file:
+            header = files.parsed((file.metadata() or {})["jq"])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no dict
         if header["version"] != _VERSION:
             raise DataError(f"{path} is of version {header['version']}; this jq reads version {_VERSION}")
@@ -266,8 +266,6 @@ def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
         extra = header["extra"]
     except Error:
         raise
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # safetensors and json raise several kinds on damaged files
         raise DataError(f"{path} holds no statistics that jq wrote: {error}") from error
     return stats, extra

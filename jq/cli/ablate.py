@@ -15,7 +15,7 @@ from jq.util import files
 _WRITERS = {".md": "to_markdown", ".tex": "to_latex", ".svg": "to_svg"}
 
 
-@command()
+@command(writes=("output", "summary"))
 def ablate(
     experiment: Annotated[Path, typer.Argument(help="A .toml or .py file, as in experiments/.", show_default=False)],
     output: Annotated[

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import inspect
 import io
 import logging
+import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TextIO
 
 import typer
+import typer.core
 
 import jq
-from jq.cli.show import printable
+from jq.cli.folders import check_folder
+from jq.cli.options import paired
+from jq.cli.pixels import PIXEL_OPTIONS, data_of
+from jq.cli.show import marked, printable, unwritable
 from jq.errors import Error
+from jq.util import files
 from jq.util.progress import log
 
 
@@ -29,8 +39,29 @@ def dashed(word: str) -> str:
     return word.replace("_", "-")
 
 
+GROUPS: Mapping[str, Sequence[str]] = {
+    "Start here": ("demo", "presets", "quantize", "auto"),
+    "Before quantizing": ("inspect", "lint", "npu", "preprocess", "convert", "calibrate"),
+    "What was lost": ("compare", "evaluate", "infer", "sensitivity", "ablate"),
+    "The chip": ("simulate", "device-report"),
+    "This machine": ("cache",),
+}
+
+
+class _Grouped(typer.core.TyperGroup):
+    """A group that shows its commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a list of commands for each group; a command that none names comes last."""
+        rest = [name for name in self.list_commands(ctx) if all(name not in names for names in GROUPS.values())]
+        for title, names in ({**GROUPS, "More": rest} if rest else GROUPS).items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(90)) for name in names])
+
+
 app = typer.Typer(
-    context_settings={"token_normalize_func": dashed},
+    cls=_Grouped,
+    context_settings={"token_normalize_func": dashed, "help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -44,6 +75,10 @@ _QUIET = "Print errors, and what --json asks for, and nothing else."
 _VERBOSE = "Print what is done and how long it takes, and tracebacks of errors."
 
 
+_MAKE_DIRS = "Make the folders of what is written, where they are not there."
+_MakeDirs = Annotated[bool, typer.Option("--make-dirs", help=_MAKE_DIRS)]
+
+
 def _sets(level: int) -> Callable[[bool], None]:
     return lambda asked: log.setLevel(level) if asked else None
 
@@ -52,24 +87,41 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", callback=_sets(logging.ER
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", callback=_sets(logging.INFO), help=_VERBOSE)]
 
 
-def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what makes a function a command, which takes --quiet and --verbose too, as stand before commands' names."""
+def command(writes: Sequence[str] = (), **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what makes a function a command, which takes --quiet and --verbose too, as stand before commands' names.
+
+    A command with --data takes the options of `PIXEL_OPTIONS` beside it, and gets the data that they describe. One that
+    writes takes --make-dirs: without it, the folders of the options that `writes` names must be there.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         # `preprocess` has onnxruntime's --verbose.
-        more = {k: v for k, v in (("quiet", _Quiet), ("verbose", _Verbose)) if k not in signature.parameters}
+        more = {k: (v, False) for k, v in (("quiet", _Quiet), ("verbose", _Verbose)) if k not in signature.parameters}
+        more |= {"make_dirs": (_MakeDirs, False)} if writes else {}
+        pixels = dict.fromkeys(PIXEL_OPTIONS) if "data" in signature.parameters else {}
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
-            function(**{name: value for name, value in given.items() if name not in more})
+            own = {name: value for name, value in given.items() if name not in more and name not in pixels}
+            for name in () if given.get("make_dirs") else writes:
+                check_folder(f"--{dashed(name)}", given[name])
+            outputs = {f"--{dashed(name)}": given[name] for name in writes}
+            files.check_apart(outputs, [value for name, value in given.items() if name not in writes])
+            if pixels:
+                own["data"] = data_of(own["data"], {name: given[name] for name in pixels})
+            function(**own)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = [inspect.Parameter(name, keyword, default=False, annotation=option) for name, option in more.items()]
-        parameters = [*signature.parameters.values(), *own]
+        added = more | {name: (PIXEL_OPTIONS[name], None) for name in pixels}
+        parameters = [
+            *signature.parameters.values(),
+            *(inspect.Parameter(k, keyword, default=d, annotation=option) for k, (option, d) in added.items()),
+        ]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(**settings)(run)
+        context = {"help_option_names": ["-h", "--help"], **settings.pop("context_settings", {})}
+        app.command(context_settings=context, **settings)(run)
         return function
 
     return register
@@ -84,31 +136,84 @@ def main(argv: Sequence[str] | None = None) -> None:
     Traceback (most recent call last):
     SystemExit: 2
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _stop)  # what is open is closed, and drafts are removed, as for ctrl-C
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names in a model may not fit the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
     log.handlers[:] = [_Lines(sys.stderr)]
     log.setLevel(logging.WARNING)
     try:
-        app(args=argv, prog_name="jq-quant")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning, append=True)
+            warnings.showwarning = _Warnings()  # type: ignore[assignment]
+            with _printing():
+                app(args=paired(sys.argv[1:] if argv is None else argv), prog_name="jq-quant")
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            print("interrupted", file=sys.stderr)
+        raise
     except Error as error:
         if log.isEnabledFor(logging.INFO):
             traceback.print_exc()
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        print(marked("error", printable(str(error))), file=sys.stderr)
         raise SystemExit(2) from None
 
 
+_INTERRUPTED = 130  # the exit code that typer gives ctrl-C
+
+
+def _stop(number: int, frame: Any) -> None:
+    print("terminated", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Write out what is printed; Python would do that at exit, and print a traceback where it cannot."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the end of the process
+    except OSError as error:
+        if error.filename is not None:  # of a file
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise unwritable(error) from None
+
+
 class _Lines(logging.StreamHandler):
-    """Format log records as lines with the seconds since the start."""
+    """Format log records as lines with the seconds since the start; a warning is shown once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.warned: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is no warning that was shown already."""
+        message = record.getMessage()
+        again = record.levelno == logging.WARNING and message in self.warned
+        self.warned |= {message} if record.levelno == logging.WARNING else set()
+        return not again
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{record.relativeCreated / 1000:8.1f} s  {printable(record.getMessage())}"
 
 
-def _show_warning(message: Warning | str, *where: Any) -> None:
-    if log.isEnabledFor(logging.WARNING):
-        print(f"warning: {printable(str(message))}", file=sys.stderr)
+@dataclasses.dataclass(frozen=True)
+class _Warnings:
+    """Show each warning of a run once, from wherever in the code it comes."""
+
+    shown: set[str] = dataclasses.field(default_factory=set)
+
+    def __call__(self, message: Warning | str, *where: Any) -> None:
+        text = printable(str(message))
+        if text not in self.shown and log.isEnabledFor(logging.WARNING):
+            self.shown.add(text)
+            print(marked("warning", text), file=sys.stderr)
 
 
 def _show_version(asked: bool) -> None:
@@ -120,7 +225,7 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     quiet: _Quiet = False,
     verbose: _Verbose = False,

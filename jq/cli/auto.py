@@ -14,7 +14,7 @@ from jq.cli.show import answer, table
 from jq.util import files
 
 
-@command()
+@command(writes=("output", "ledger"))
 def auto(
     model: FloatModel,
     data: Data = None,
@@ -47,15 +47,20 @@ def auto(
         int, typer.Option(help="Regions in a wider format that may be added; heads and the guard's are not counted.")
     ] = 1,
     wide: Annotated[
-        str, typer.Option(help="What these are in: float, for the compiler to run in BF16, bf16 or int16.")
-    ] = "float",
+        str | None,
+        typer.Option(
+            help="What these are in: float, for the compiler to run in BF16, bf16 or int16 [int16 where scales are floats and "
+            "the chip has A16W8, else float].",
+            show_default=False,
+        ),
+    ] = None,
     max_cost: Annotated[
         float, typer.Option(help="Bit operations that a model may have, in units of those of 8 bits everywhere.")
     ] = 1.15,
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="The .jsonl file of what was tried; an interrupted search goes on from it [OUTPUT.jsonl].",
+            help="The .jsonl file of what was tried; an interrupted search resumes from it [OUTPUT.jsonl].",
             show_default=False,
         ),
     ] = None,

@@ -27,7 +27,7 @@ _MEASURES = {
 }
 
 
-@command()
+@command(writes=("folder",))
 def demo(
     folder: Annotated[Path, typer.Option("--output", "-o", help="Where the models and reports go.")] = Path("jq-demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

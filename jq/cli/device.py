@@ -15,7 +15,7 @@ from jq.errors import ConfigError
 from jq.readings.provider import RUNTIME
 
 
-@command()
+@command(writes=("output", "ep_context"))
 def device_report(
     model: Annotated[Path | None, typer.Argument(help="An ONNX file, quantized or float.", show_default=False)] = None,
     data: Data = None,

@@ -94,7 +94,7 @@ def lint(
         raise typer.Exit(1)
 
 
-@command()
+@command(writes=("output_model_path",))
 def preprocess(
     input_model_path: FloatModel,
     output_model_path: Annotated[
@@ -166,7 +166,7 @@ def preprocess(
     )
 
 
-@command()
+@command(writes=("output",))
 def convert(
     model: Annotated[Path, typer.Argument(help="An ONNX file, float or quantized.", show_default=False)],
     output: Annotated[
@@ -186,21 +186,23 @@ def convert(
     form: Annotated[
         str,
         typer.Option(
-            help="Of fp16 and bf16: cast (float32 operators, tensors rounded by Casts), qdq (by AMD Quark's quantizers) "
+            help="For fp16 and bf16: cast (float32 operators, tensors rounded by Casts), qdq (by AMD Quark's quantizers) "
             "or native (operators compute in the type)."
         ),
     ] = "cast",
-    keep_io: Annotated[bool, typer.Option(help="Of fp16 and bf16: inputs and outputs stay float32.")] = True,
+    keep_io: Annotated[bool, typer.Option(help="For fp16 and bf16: inputs and outputs stay float32.")] = True,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE", help="Of fp16 and bf16: a node or operator left as it is; may be repeated."),
+        typer.Option(
+            metavar="NODE", help="For fp16 and bf16: leave this node or operator in float32; may be repeated."
+        ),
     ] = None,
     saturate: Annotated[
-        bool, typer.Option("--saturate", help="Of fp16 and bf16: a weight beyond the type becomes its largest number.")
+        bool, typer.Option("--saturate", help="For fp16 and bf16: a weight beyond the type becomes its largest number.")
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="Of fp16 and bf16: data on which activations must fit the type.", show_default=False),
+        typer.Option(help="For fp16 and bf16: data on which activations must fit the type.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PLACES = {"npu": "NPU", "cpu": "CPU", "vitis_ep_cpu": "CPU, in the provider"}
 
 
-@command()
+@command(writes=("html", "provider_config"))
 def npu(
     model: AnyModel,
     config: Annotated[

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,11 @@ import typer
 import jq
 from jq.config import resolve
 from jq.config_file import SUFFIXES, read_config
-from jq.errors import ConfigError
+from jq.errors import ConfigError, Error
 from jq.npu.facts import BACKENDS, CHIPS
 from jq.readings.provider import provider_of
 from jq.util import files
+from jq.util.fields import declared
 
 
 def beginning(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -29,10 +30,35 @@ def beginning(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
+def node_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names and operators of the nodes, for shell completion, of the model that the command line has."""
+    # Behind an option that still lacks its value, arguments are not parsed yet.
+    given = ctx.params.get("model") or next((word for word in ctx.args if word.endswith(".onnx")), None)
+    try:
+        nodes = jq.load(given).nodes if given is not None else ()
+    except Error:
+        return []
+    words = dict.fromkeys([*(n.label for n in nodes), *sorted({n.op_type for n in nodes})])
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def settings(incomplete: str) -> list[str]:
+    """Return the options of a config, for shell completion.
+
+    >>> settings("weight_m")
+    ['weight_method=']
+    """
+    return [f"{name}=" for name in declared(jq.QuantConfig) if name.startswith(incomplete)]
+
+
 FloatModel = Annotated[Path, typer.Argument(help="A float ONNX file.", show_default=False)]
 AnyModel = Annotated[Path, typer.Argument(help="An ONNX file, float or quantized.", show_default=False)]
 Data = Annotated[
-    Path | None, typer.Option(help="An .npz or .npy file, or a folder of images or arrays; without it, random data.")
+    Path | None,
+    typer.Option(
+        help="An .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION, which returns samples; without it, "
+        "random data."
+    ),
 ]
 Config = Annotated[
     str,
@@ -71,6 +97,13 @@ Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, 
 
 Chip = Annotated[str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))]
 Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)]
+Stats = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take the statistics that `calibrate -o` wrote for this model and config, and do not calibrate again.",
+        show_default=False,
+    ),
+]
 Report = Annotated[Path | None, typer.Option(help="Write a report, .html or .json.")]
 
 
@@ -96,6 +129,18 @@ def write_report(report: jq.Report, path: Path | None) -> list[str]:
         return []
     (report.to_html if path.suffix == ".html" else report.to_json)(path)
     return [f"report: {path}"]
+
+
+_OVERRIDE = r"(.+)\s(\w+=.*)"  # a pattern, and an option with its value
+_WORDS: Mapping[str, Any] = {
+    "none": None,
+    "yes": True,
+    "no": False,
+    "on": True,
+    "off": False,
+    "true": True,
+    "false": False,
+}
 
 
 def decibels(text: str) -> float | None:
@@ -131,16 +176,55 @@ def reading_of(
     return jq.Provider(provider.name, given, context, embed)
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE`, with a value in JSON, or else a word."""
+def setting(text: str, option: str = "--set") -> tuple[str, Any]:
+    """`NAME=VALUE`, with a value in JSON, or else in words: none, yes, no, a word, or several with commas between.
+
+    >>> setting("finetune=none"), setting("cle=no"), setting("exclude=a,b"), setting("method=minmax")
+    (('finetune', None), ('cle', False), ('exclude', ('a', 'b')), ('method', 'minmax'))
+    """
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--set needs the form NAME=VALUE; got {text!r}")
+        raise ConfigError(f"{option} needs the form NAME=VALUE; got {text!r}")
     try:
-        parsed = json.loads(value)
+        parsed = files.parsed(value)
     except ValueError:
-        parsed = value
+        kind = declared(jq.QuantConfig).get(name, (str, None))[0]
+        parsed = _WORDS.get(value.lower(), value)
+        if isinstance(parsed, str) and "tuple[str, ...]" in str(kind) and value != "all":
+            parsed = value.split(",")
     return name, jq.QuantConfig.read(name, parsed)
+
+
+def overridden(config: jq.QuantConfig, options: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The overrides of a config with those of `--override PATTERN NAME=VALUE` behind them.
+
+    >>> overridden(jq.QuantConfig(), ["conv* weight_method=minmax"])
+    {'conv*': {'weight_method': 'minmax'}}
+    """
+    made = {pattern: dict(changed) for pattern, changed in config.overrides}
+    for text in options:
+        parts = re.fullmatch(_OVERRIDE, text, re.DOTALL)
+        if parts is None:
+            raise ConfigError(f"--override needs the form PATTERN NAME=VALUE; got {text!r}")
+        name, value = setting(parts[2], "--override PATTERN")
+        made.setdefault(parts[1], {})[name] = value
+    return made
+
+
+def paired(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the two behind each --override as one, since options take one.
+
+    >>> paired(["quantize", "--override", "conv*", "bias=float", "m.onnx"])
+    ['quantize', '--override', 'conv* bias=float', 'm.onnx']
+    """
+    made: list[str] = []
+    for word in words:
+        open_pair = len(made) > 1 and made[-2] == "--override" and not re.fullmatch(_OVERRIDE, made[-1], re.DOTALL)
+        if open_pair:
+            made[-1] += f" {word}"
+        else:
+            made.append(word)
+    return made
 
 
 def shapes_of(options: Iterable[str]) -> dict[str, tuple[int, ...]]:

@@ -14,24 +14,37 @@ from jq.cli.options import (
     Config,
     Data,
     Report,
+    Stats,
     beginning,
     check_output,
     config_of,
     decibels,
+    node_names,
+    overridden,
     setting,
+    settings,
     use_all_cores,
     write_report,
 )
 from jq.cli.show import answer
-from jq.config_file import SUFFIXES, as_toml
+from jq.cli.tutorials import algorithm_of, as_tutorials
+from jq.config_file import SUFFIXES, explained
 from jq.errors import ConfigError
 from jq.util.durations import seconds_of
 
 # Options that AMD's tutorials spell in another way.
-_TUTORIAL = {"model-output": "output", "calibration-dataset-path": "data"}
+_TUTORIAL = {
+    "input-model-path": "model-input",
+    **dict.fromkeys(("model-output", "output-model-path", "quantized-model-path"), "output"),
+    **dict.fromkeys(("calib-data", "calib-data-path", "calibration-dataset-path"), "data"),
+    "cle": "cross-layer-equalization",
+}
 
 
-@command(context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(dashed(word), dashed(word))})
+@command(
+    writes=("output", "report", "checkpoint"),
+    context_settings={"token_normalize_func": lambda word: _TUTORIAL.get(dashed(word), dashed(word))},
+)
 def quantize(
     model: Annotated[Path | None, typer.Argument(help="A float ONNX file.", show_default=False)] = None,
     data: Data = None,
@@ -41,7 +54,44 @@ def quantize(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change an option of the config; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change an option of the config; may be repeated.",
+            autocompletion=settings,
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave nodes in float: a name, a pattern or an operator; may be repeated.",
+            autocompletion=node_names,
+        ),
+    ] = None,
+    input_node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            help="Quantize only this node and what follows; may be repeated.",
+            autocompletion=node_names,
+        ),
+    ] = None,
+    output_node: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            help="Quantize only this node and what leads to it; may be repeated.",
+            autocompletion=node_names,
+        ),
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN NAME=VALUE",
+            help="Change an option for some nodes alone; may be repeated.",
+            autocompletion=node_names,
+        ),
     ] = None,
     guard: Annotated[
         str | None,
@@ -62,6 +112,7 @@ def quantize(
         int | None, typer.Option(help="Opset of the result [17, or higher as the model or a canonical form needs].")
     ] = None,
     report: Report = None,
+    stats: Stats = None,
     time_budget: Annotated[
         str | None, typer.Option(metavar="120s", help="Stop finetuning after this long; the rest stays untuned.")
     ] = None,
@@ -75,26 +126,41 @@ def quantize(
     ] = False,
     model_input: Annotated[Path | None, typer.Option("--model_input", hidden=True)] = None,
     equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,
-    finetuned: Annotated[bool, typer.Option("--fast_finetune", hidden=True)] = False,
+    fast: Annotated[bool, typer.Option("--fast_finetune", hidden=True)] = False,
+    adaround: Annotated[bool, typer.Option("--adaround", hidden=True)] = False,
+    adaquant: Annotated[bool, typer.Option("--adaquant", hidden=True)] = False,
+    iterations: Annotated[int | None, typer.Option("--num_iters", min=1, hidden=True)] = None,
+    rate: Annotated[float | None, typer.Option("--learning_rate", hidden=True)] = None,
+    excluded: Annotated[str | None, typer.Option("--exclude_nodes", hidden=True)] = None,
+    subgraphs: Annotated[str | None, typer.Option("--exclude_subgraphs", hidden=True)] = None,
+    external: Annotated[bool, typer.Option("--save_as_external_data", hidden=True)] = False,
 ) -> None:
     """Quantize a model on calibration data for the NPU, and show the loss of each tensor.
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
 
+    Example: jq-quant quantize model.onnx --data calib/ --exclude "head*" --override "conv_5" weight_method=minmax
+
     Example: jq-quant quantize --config A8W8 --show-config > mine.toml; jq-quant quantize model.onnx --config mine.toml
 
-    The options of AMD's tutorials are taken too: --model_input, --model_output, --calibration_dataset_path,
-    --cross_layer_equalization and --fast_finetune, which is AdaRound.
+    The options of AMD's tutorials are taken too: --model_input, --model_output, --calib_data, --cle,
+    --cross_layer_equalization, --fast_finetune and --adaround, --adaquant, --num_iters, --learning_rate, --exclude_nodes,
+    --exclude_subgraphs and --save_as_external_data.
     """
     use_all_cores()
     budget = seconds_of(time_budget)
     options = config_of(config).replace(**dict(setting(o) for o in option or ()))
-    options = options.replace(**({} if guard is None else {"guard": decibels(guard)}))
     options = options.replace(
-        cle=options.cle or equalized, finetune=options.finetune or ("adaround" if finetuned else None)
+        exclude=(*options.exclude, *(exclude or ())),
+        input_nodes=(*options.input_nodes, *(input_node or ())),
+        output_nodes=(*options.output_nodes, *(output_node or ())),
+        overrides=overridden(options, override or ()),
     )
+    options = options.replace(**({} if guard is None else {"guard": decibels(guard)}))
+    algorithm = algorithm_of(options, fast, adaround, adaquant)
+    options = as_tutorials(options, equalized, algorithm, iterations, rate, excluded, subgraphs)
     if show_config:
-        print(json.dumps(options.to_dict(), indent=2) if as_json else as_toml(options), end="\n" if as_json else "")
+        print(json.dumps(options.to_dict(), indent=2) if as_json else explained(options), end="\n" if as_json else "")
         return
     given = [m for m in (model, model_input) if m is not None]
     if len(given) != 1:
@@ -104,6 +170,19 @@ def quantize(
     stem = Path(config).stem if config.endswith(SUFFIXES) else config
     output = output or model.parent / f"{model.stem}_{stem.lower()}.onnx"
     keeping = {"time_budget": budget, "checkpoint": checkpoint, "spill": spill}
-    result = jq.quantize(model, data, options, output=output, format=format, opset=opset, **keeping)  # type: ignore[arg-type]
+    result = jq.quantize(
+        model,
+        data,
+        options,
+        output=output,
+        format=format,  # type: ignore[arg-type]
+        opset=opset,
+        stats=stats,
+        **keeping,  # type: ignore[arg-type]
+    )
+    if external:
+        from jq.compat.quark.external import store_outside  # with which `--help` would take longer
+
+        store_outside(output)
     lines = (*result.report.summary().splitlines(), f"written: {output}", *write_report(result.report, report))
     answer(as_json, result.report.to_dict(), *lines)

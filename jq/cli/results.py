@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,14 +20,25 @@ from jq.cli.options import (
     Limit,
     ProviderOption,
     Reading,
+    beginning,
     reading_of,
 )
+from jq.cli.pixels import function_in
 from jq.cli.show import answer, table
+from jq.data.sources import as_trained
 from jq.errors import ConfigError
+from jq.evaluation.boxes import box_accuracy, read_coco
+from jq.evaluation.plausible import implausible
+from jq.evaluation.tasks import METRICS, metric_named, model_outputs, read_truth
 from jq.util import files
 
+if TYPE_CHECKING:
+    from jq.readings.named import AnyReading
 
-@command()
+_BOXES = "boxes"  # the metric whose truth is a COCO file
+
+
+@command(writes=("output", "ep_context"))
 def infer(
     model: AnyModel,
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the outputs.", show_default=False)],
@@ -54,7 +67,7 @@ def infer(
     answer(as_json, summary | ({"benchmark": timing.to_dict()} if timing else {}), *lines)
 
 
-@command()
+@command(writes=("csv", "ep_context"))
 def evaluate(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="BASELINE QUANTIZED", help="Two folders of results.")
@@ -81,7 +94,10 @@ def evaluate(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="What --model runs on: an .npz or .npy file, or a folder of images or arrays.")
+        Path | None,
+        typer.Option(
+            help="What --model runs on: an .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION."
+        ),
     ] = None,
     reading: Reading = "onnxruntime",
     provider_option: ProviderOption = None,
@@ -89,6 +105,15 @@ def evaluate(
     ep_context_embed: Embed = False,
     benchmark: Benchmark = False,
     output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of --model, instead of classes: {_BOXES}, with COCO's .json of instances as --labels; {', '.join(METRICS)}; or "
+            "FILE.py:FUNCTION of the outputs by name and the truth, which --labels holds.",
+            show_default=False,
+            autocompletion=beginning(lambda: (_BOXES, *METRICS)),
+        ),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -100,9 +125,19 @@ def evaluate(
     Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 
     Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --data images/ --labels labels.csv
+
+    Example: jq-quant evaluate --model model.onnx --data images/ --labels masks.npy --metric masks
+
+    Example: jq-quant evaluate --model yolo.onnx --data val2017/ --resize letterbox --labels instances_val2017.json --metric boxes
     """
     models = model or []
-    results = [*(f for f in (baseline_results_folder, quantized_results_folder) if f is not None), *(folders or [])]
+    if metric is not None:
+        if not models or data is None or results_of(baseline_results_folder, quantized_results_folder, folders):
+            raise ConfigError("--metric needs --model and --data, and no folders of results")
+        asked = reading_of(reading, provider_option, ep_context, ep_context_embed)
+        _answer_metric(models, data, metric, labels, asked, as_json)
+        return
+    results = results_of(baseline_results_folder, quantized_results_folder, folders)
     if models and (results or labels is None or len(models) > 2):
         raise ConfigError(
             "--model needs one or two models, --labels, and no folders of results; take the folders alone or --model"
@@ -128,7 +163,11 @@ def evaluate(
     classes, timings = None, dict[str, jq.Timing]()
     if right is not None:
         runs = {m: jq.open_reading(m, asked) if benchmark else asked for m in models}
+        for metadata in (jq.load(m).metadata for m in models):  # the float model has none, and gets the other's
+            data = as_trained(data, metadata)
         scores = {str(m): jq.evaluate.model_scores(m, data, output, reading=runs[m]) for m in models}
+        for sentence in implausible(models[0], data, right, scores[str(models[0])], output) if models else ():
+            warnings.warn(sentence, stacklevel=2)
         timings = {str(m): jq.benchmark(m, data, runs[m]) for m in models} if benchmark else {}
         scores |= {str(f): jq.evaluate.folder_scores(f, output) for f in results}
         classes = jq.evaluate.classify(scores, right)
@@ -146,6 +185,44 @@ def evaluate(
     answer(as_json, document, *parts)
     if comparison is not None and not comparison.complete:
         raise typer.Exit(1)
+
+
+def results_of(baseline: Path | None, quantized: Path | None, folders: list[Path] | None) -> list[Path]:
+    """The folders of results, by option or as arguments."""
+    return [*(f for f in (baseline, quantized) if f is not None), *(folders or [])]
+
+
+def _answer_metric(
+    models: list[Path], data: Any, name: str, labels: Path | None, reading: AnyReading, as_json: bool
+) -> None:
+    """Show a metric of each model's outputs; without a truth, the first model's outputs are it."""
+    if name == _BOXES:
+        _answer_boxes(models, data, labels, reading, as_json)
+        return
+    file, colon, function = name.rpartition(":")
+    measure = function_in(Path(file), function) if colon and file.endswith(".py") else metric_named(name)
+    truth = None if labels is None else read_truth(labels)
+    for metadata in (jq.load(m).metadata for m in models):
+        data = as_trained(data, metadata)
+    values: dict[str, float] = {}
+    for m in models:
+        outputs = model_outputs(m, data, reading=reading)
+        truth = next(iter(outputs.values())) if truth is None and len(models) > 1 else truth
+        values[str(m)] = float(measure(outputs, truth))
+    lines = [f"{m}: {name} {value:.6g}" for m, value in values.items()]
+    answer(as_json, {"metric": {"name": name, "values": values}}, *lines)
+
+
+def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: AnyReading, as_json: bool) -> None:
+    """Show the mean average precision of each model, a detector."""
+    if labels is None:
+        raise ConfigError("--metric boxes needs --labels with a COCO file of instances, instances_val2017.json, say")
+    truth = read_coco(labels)
+    for metadata in (jq.load(m).metadata for m in models):
+        data = as_trained(data, metadata)
+    made = {str(m): box_accuracy(m, data, truth, reading=reading) for m in models}
+    document = {"metric": {"name": _BOXES, "values": {m: dataclasses.asdict(a) for m, a in made.items()}}}
+    answer(as_json, document, *(f"{m}: {accuracy}" for m, accuracy in made.items()))
 
 
 def _parts(comparison: jq.evaluate.Evaluation | None) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from jq.cli.options import (
     Limit,
     ProviderOption,
     Report,
+    Stats,
     beginning,
     check_output,
     config_of,
@@ -27,13 +28,17 @@ from jq.cli.options import (
     write_report,
 )
 from jq.cli.show import answer, table
+from jq.data.sources import as_trained, calibration_samples
+from jq.errors import ConfigError
+from jq.evidence.compare import side_by_side
+from jq.pipeline import equalized_and_measured, save_stats
 from jq.util import files
 
 if TYPE_CHECKING:
     from jq.readings.named import AnyReading
 
 
-@command()
+@command(writes=("output",))
 def calibrate(
     model: FloatModel,
     data: Data = None,
@@ -45,7 +50,9 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the range and the scale of every tensor of a model on calibration data.
+    """Show the range and the scale of every tensor of a model on calibration data, as `quantize` measures them.
+
+    The model is prepared and equalized as the config says. `quantize` and `sensitivity` take what -o wrote with --stats.
 
     Example: jq-quant calibrate model.onnx --data calib/ -o stats.safetensors
 
@@ -53,11 +60,17 @@ def calibrate(
     """
     use_all_cores()
     options = config_of(config).replace(**({"method": method} if method else {}))
-    graph = jq.prepare(jq.load(model))
+    if not options.calibrates:
+        raise ConfigError(
+            f"activations of {options.activation} need no calibration, so there are no statistics to show"
+        )
+    prepared = jq.prepare(jq.load(model), options)
+    data = calibration_samples(data, prepared.inputs, options.held_out, options.seed)
     checkpoint = output and output.with_name(f"{output.name}.partial")
-    stats = jq.calibrate(graph, data, options, checkpoint=checkpoint)
+    graph, stats = equalized_and_measured(prepared, data, options, checkpoint=checkpoint)
+    assert stats is not None
     if output:
-        stats.save(output)
+        save_stats(output, stats, graph, options)
     qparams = jq.activation_qparams(graph, stats)
     tensors = {t: (*stats.range(t), qparams[t]) for t in stats.tensors}
     rows = {
@@ -74,13 +87,24 @@ def _scale(qparams: jq.QParams) -> str:
     return f"2^{int(qparams.exponent)}" if qparams.is_power_of_two else f"{float(qparams.scale):.5g}"
 
 
-@command()
+@command(writes=("report", "ep_context"))
 def compare(
     model: FloatModel,
     quantized: Annotated[
-        Path, typer.Argument(help="The quantized ONNX file that a tool made of it.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="The quantized ONNX file that a tool made of it; several are shown side by side.", show_default=False
+        ),
     ],
     data: Data = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; puts top-1 on top.",
+            show_default=False,
+        ),
+    ] = None,
+    label_offset: Annotated[int, typer.Option(help="Is added to each label.")] = 0,
     report: Report = None,
     reading: Annotated[
         str | None,
@@ -95,23 +119,31 @@ def compare(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the loss of each tensor of a quantized model against the float one, and its reason, worst first.
+    """Show what a quantized model's outputs lost against the float one, which layers did it, and what to do.
 
-    A tensor's reason is `upstream` where the error came with its inputs, else `range`, `rounding`, `constraint` or `bias`.
+    Layers are ranked by their share of the outputs' error; then tensors follow, worst first, each with the reason of its
+    loss. Several quantized models are shown beside each other, the first in full.
 
     With --reading, the outputs are compared as a device gives them, too.
 
-    Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --report report.html
+    Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --labels labels.csv --report report.html
+
+    Example: jq-quant compare model.onnx model_xint8.onnx model_a8w8.onnx --data images/ --report report.html
 
     Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --reading vitisai --benchmark
     """
     use_all_cores()
     check_output("--report", report, (".html", ".json"))
-    run, timing = _opened(quantized, data, reading, provider_option, ep_context, ep_context_embed, benchmark)
+    if len(quantized) > 1 and (reading is not None or benchmark):
+        raise ConfigError("--reading and --benchmark are of one quantized model; give one, or leave them out")
+    right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
+    run, timing = _opened(quantized[0], data, reading, provider_option, ep_context, ep_context_embed, benchmark)
     asked = run if reading is not None else None
-    comparison = jq.compare(model, quantized, data, limit=limit, reading=asked)
+    made = [jq.compare(model, q, data, limit=limit, reading=asked, labels=right) for q in quantized]
+    comparison = side_by_side(made)
     document = comparison.to_dict() | ({"benchmark": timing.to_dict()} if timing else {})
-    lines = (*comparison.summary().splitlines(), *([str(timing)] if timing else []))
+    others = (f"{other.subject}: {line}" for other in comparison.beside for line in other.verdict.lines())
+    lines = (*comparison.summary().splitlines(), *others, *([str(timing)] if timing else []))
     answer(as_json, document, *lines, *write_report(comparison, report))
 
 
@@ -129,11 +161,12 @@ def _opened(
     return run, jq.benchmark(model, data, run) if benchmark else None
 
 
-@command()
+@command(writes=("plot",))
 def sensitivity(
     model: FloatModel,
     data: Data = None,
     config: Config = "XINT8",
+    stats: Stats = None,
     loss: Annotated[str, typer.Option(help="Loss that ranks: kl, mse, cosine or top1.")] = "kl",
     by: Annotated[str, typer.Option(help="Each tensor or each layer.")] = "tensor",
     mode: Annotated[str, typer.Option(help="Each quantized alone, or all_but_one.")] = "alone",
@@ -155,9 +188,12 @@ def sensitivity(
     use_all_cores()
     check_output("--plot", plot, (".svg",))
     options = config_of(config)
-    graph = jq.prepare(jq.load(model), options)
-    graph = jq.equalize(graph, options, data) if options.cle else graph
-    plan = jq.make_plan(graph, jq.calibrate(graph, data, options) if options.calibrates else None, options)
+    original = jq.load(model)
+    data = as_trained(data, original.metadata)
+    prepared = jq.prepare(original, options)
+    samples = calibration_samples(data, prepared.inputs, options.held_out, options.seed)
+    graph, measured = equalized_and_measured(prepared, samples, options, saved=stats)
+    plan = jq.make_plan(graph, measured, options)
     wanted: dict[str, Any] = {"loss": loss, "by": by, "mode": mode, "kind": kind, "screen": screen, "limit": limit}
     result = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
     if plot is not None:
@@ -165,7 +201,7 @@ def sensitivity(
     answer(as_json, result.to_dict(), *result.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))
 
 
-@command()
+@command(writes=("output", "dump", "ep_context"))
 def simulate(
     model: Annotated[Path, typer.Argument(help="A quantized ONNX file, of any tool.", show_default=False)],
     data: Data = None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from jq.errors import DataError, Error
 from jq.graph import Value
+from jq.util import files
 
 Sample = dict[str, np.ndarray]
 """One item of data: an array for each input of a model."""
@@ -56,8 +57,7 @@ def opened(path: Path) -> Iterator[np.ndarray | Archive]:
 def readable(path: Path, kind: str = "") -> Iterator[None]:
     """Make a DataError of what fails while a file is read."""
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"cannot read {kind}{path}: no regular file")  # of a pipe, reading would wait for ever
+        files.check_regular(path)
         yield
     except Error:
         raise

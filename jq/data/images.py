@@ -7,53 +7,38 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jq.data.arrays import Sample, readable
-from jq.errors import ConfigError, DataError, check_choice
+from jq.data.preprocessing import Preprocessing
+from jq.errors import ConfigError, DataError
 from jq.graph import Dim, Value
 
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_FORMATS = {
+    ".bmp": "BMP", ".gif": "GIF", ".jpeg": "JPEG", ".jpg": "JPEG", ".pgm": "PPM", ".png": "PNG", ".ppm": "PPM", ".tif": "TIFF",
+    ".tiff": "TIFF", ".webp": "WEBP",
+}  # fmt: skip  # as Pillow calls them
+SUFFIXES = frozenset(_FORMATS)
+_GRAY = 114  # around a letterbox, as detectors are trained
 DEFAULTS = (
     "images are fed as RGB / 255, scaled to cover the model's size and cropped to their centre; if it was trained "
-    "otherwise, pass jq.data.images.ImageFolder(path, mean=..., std=...)"
+    "otherwise, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std; in Python, "
+    "jq.data.images.ImageFolder(path, mean=..., std=...)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(Preprocessing):
     """Images of a folder and its subfolders, sorted by path, and how they become one input of a model.
-
-    An image is scaled to cover `crop`, cut out of its centre, and becomes (pixel / 255 - mean) / std; an
-    integer input gets the pixels as they are. Images of a model without fixed height or width keep theirs.
 
     >>> ImageFolder("photos", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), resize=256).order
     'RGB'
     """
 
     path: str | os.PathLike[str]
-    _: dataclasses.KW_ONLY
-    mean: float | Sequence[float] = 0.0  # of pixel / 255, per channel in `order`
-    std: float | Sequence[float] = 1.0  # 1 / 255 leaves pixels in 0..255
-    layout: Literal["NCHW", "NHWC"] | None = None  # None: by where 3 or 1 stands in the input's shape
-    order: Literal["RGB", "BGR"] = "RGB"
-    resize: int | tuple[int, int] | None = None  # of the short side, or (height, width); None: so as to cover `crop`
-    crop: int | tuple[int, int] | None = None  # (height, width); None: what the model declares
-
-    def __post_init__(self) -> None:
-        if self.layout is not None:
-            check_choice("ImageFolder: layout", self.layout, ("NCHW", "NHWC"))
-        check_choice("ImageFolder: order", self.order, ("RGB", "BGR"))
-        for name in ("resize", "crop"):
-            size = getattr(self, name)
-            pair = (size, size) if isinstance(size, int) else tuple(np.atleast_1d(size).tolist())
-            if size is not None and (len(pair) != 2 or any(not isinstance(d, int) or d < 1 for d in pair)):
-                raise ConfigError(f"ImageFolder: {name}={size!r}; expected a size, or (height, width)")
-        if not np.all(self.std):
-            raise ConfigError("ImageFolder: std holds a zero, by which pixels would be divided")
 
 
 def files_of(folder: Path, suffixes: Iterable[str]) -> list[Path]:
@@ -94,8 +79,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
         raise DataError(f"{path}: input {value} has no dim of 3 or 1 channels; pass ImageFolder(path, layout=...)")
     height, width, channels = (value.shape[layout.index(axis)] for axis in "HWC")
     channels = channels if isinstance(channels, int) else 3
-    mean, std = np.asarray(folder.mean, np.float32), np.asarray(folder.std, np.float32)
-    if channels not in (1, 3) or mean.size not in (1, channels) or std.size not in (1, channels):
+    if channels not in (1, 3) or any(np.size(v) not in (1, channels) for v in (folder.mean, folder.std)):
         raise DataError(f"{path}: images with such mean and std do not fit the {channels} channels of input {value}")
     crop = (folder.crop, folder.crop) if isinstance(folder.crop, int) else folder.crop or (height, width)
     if any(isinstance(d, int) and d != c for d, c in zip((height, width), crop, strict=True)):
@@ -103,10 +87,11 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     integer = value.dtype == np.uint8
     if not integer and (value.dtype is None or not jnp.issubdtype(value.dtype, jnp.floating)):
         raise DataError(f"{path}: pixels do not fit input {value}; give arrays of that type")
-    if integer and (mean.any() or (std != 1).any()):
+    if integer and (np.any(folder.mean) or np.any(np.asarray(folder.std) != 1)):
         raise ConfigError(f"{path}: input {value} takes pixels as they are, so mean and std have no effect")
     with np.errstate(over="ignore"):
-        extremes = ((np.asarray([[0], [1]], np.float32) - mean) / std).astype(np.float32 if integer else value.dtype)
+        ends = np.repeat(np.array([[0], [255]], np.uint8), channels, axis=1)
+        extremes = folder.apply(ends).astype(np.float32 if integer else value.dtype)
     if not np.isfinite(extremes).all():
         scaling = f"mean={folder.mean} and std={folder.std}"
         raise DataError(f"{path}: with {scaling}, pixels become NaN or Inf in input {value}")
@@ -115,9 +100,8 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
         raise DataError(f"{path} holds {len(files)} images; expected some, in a multiple of the batch {size}")
 
     def decode(file: Path) -> np.ndarray:
-        pixels = _pixels(file, "RGB" if channels == 3 else "L", folder.resize, crop)
-        pixels = pixels[..., ::-1] if folder.order == "BGR" else pixels
-        array = pixels if integer else ((pixels.astype(np.float32) / 255 - mean) / std).astype(value.dtype)
+        pixels = _pixels(file, "RGB" if channels == 3 else "L", folder, crop)
+        array = folder.ordered(pixels) if integer else folder.apply(pixels).astype(value.dtype)
         return np.ascontiguousarray(array if layout == "NHWC" else array.transpose(2, 0, 1))
 
     def read(group: list[Path]) -> Sample:
@@ -138,7 +122,7 @@ def stored(file: Path) -> np.ndarray:  # [height, width] or [height, width, chan
     ...     stored(Path(folder, "a.png"))[0, 0]
     array([255,   0,   7], dtype=uint8)
     """
-    with readable(file, "the image "), _pillow().open(file) as image:
+    with readable(file, "the image "), _open(file) as image:
         if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # whose other frames are previews
             raise DataError(f"{file} has {image.n_frames} frames; expected one image")
         _check_size(file, (image.height, image.width))
@@ -150,20 +134,24 @@ def stored(file: Path) -> np.ndarray:  # [height, width] or [height, width, chan
 
 
 def _pixels(
-    file: Path, mode: str, resize: int | tuple[int, int] | None, crop: Sequence[Dim | None]
+    file: Path, mode: str, how: Preprocessing, crop: Sequence[Dim | None]
 ) -> np.ndarray:  # uint8 [height, width, channels]
-    bilinear = _pillow().Resampling.BILINEAR
-    with readable(file, "the image "), _pillow().open(file) as image:
+    filter = getattr(_pillow().Resampling, how.interpolation.upper())
+    with readable(file, "the image "), _open(file) as image:
         if image.mode.startswith(("I", "F")):
             raise DataError(f"{file}: its pixels have more than 8 bits; give arrays instead")
         sizes = (image.height, image.width)
         wanted = [d if isinstance(d, int) else None for d in crop]
+        resize = how.resize
+        if isinstance(resize, str):  # a letterbox
+            return _letterboxed(image.convert(mode), file, wanted, filter)
         if isinstance(resize, int):
             factors = [resize / min(sizes)] * 2
-        elif resize is not None:
+        elif isinstance(resize, tuple):
             factors = [r / s for r, s in zip(resize, sizes, strict=True)]
         else:
-            factors = [max((w / s for w, s in zip(wanted, sizes, strict=True) if w), default=1.0)] * 2
+            cover = max((w / s for w, s in zip(wanted, sizes, strict=True) if w), default=resize or 1.0)
+            factors = [cover / (resize or 1.0)] * 2
         grown = [max(1, round(s * f)) for s, f in zip(sizes, factors, strict=True)]
         out = [w or g for w, g in zip(wanted, grown, strict=True)]
         _check_size(file, sizes, out)
@@ -173,14 +161,45 @@ def _pixels(
         height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
         left, top = (sizes[1] - width) // 2, (sizes[0] - height) // 2
         box = (left, top, left + width, top + height)
-        shown = image.convert(mode).resize((out[1], out[0]), bilinear, box)
+        shown = image.convert(mode).resize((out[1], out[0]), filter, box)
         return np.asarray(shown, np.uint8).reshape(*out, len(mode))
+
+
+def letterbox(sizes: Sequence[int], into: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return height and width that an image has inside a letterbox, and how much gray is above and left of it.
+
+    >>> letterbox((480, 640), (640, 640))
+    ((480, 640), (80, 0))
+    """
+    factor = min(w / s for w, s in zip(into, sizes, strict=True))
+    height, width = (max(1, round(s * factor)) for s in sizes)
+    top, left = (round((w - s) / 2 - 0.1) for w, s in zip(into, (height, width), strict=True))
+    return (height, width), (top, left)
+
+
+def _letterboxed(image: Any, file: Path, wanted: Sequence[int | None], filter: Any) -> np.ndarray:
+    """The whole image in the middle of the input, on gray."""
+    if None in wanted:
+        raise DataError(f"{file}: resize='letterbox' needs an input of fixed height and width; give crop too")
+    into = [w for w in wanted if w is not None]
+    _check_size(file, (image.height, image.width), into)
+    (height, width), (top, left) = letterbox((image.height, image.width), into)
+    pixels = np.asarray(image.resize((width, height), filter), np.uint8).reshape(height, width, -1)
+    whole = np.full((*into, pixels.shape[-1]), _GRAY, np.uint8)
+    whole[top : top + height, left : left + width] = pixels
+    return whole
 
 
 def _check_size(file: Path, sizes: Sequence[int], *made: Sequence[int]) -> None:
     """Raise a DataError if an image has, or is resized to, too many pixels."""
     if max(map(math.prod, (sizes, *made))) > (_pillow().MAX_IMAGE_PIXELS or math.inf):
         raise DataError(f"{file}: an image of {sizes[1]}x{sizes[0]} pixels becomes too large")
+
+
+def _open(file: Path) -> Any:
+    """Open an image in the format of its name's ending only: of others, some make Pillow start programs."""
+    pillow = _pillow()
+    return pillow.open(file, formats=[_FORMATS[file.suffix.lower()]])
 
 
 def _pillow() -> Any:

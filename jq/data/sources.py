@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import math
 import operator
 import os
 import sys
@@ -24,6 +25,8 @@ import numpy as np
 
 from jq.data import arrays, images
 from jq.data.arrays import Sample
+from jq.data.fitting import Fitting, fitting, is_moved
+from jq.data.preprocessing import UNIT, Pixels, Preprocessing, stored_preprocessing
 from jq.errors import ConfigError, DataError, suggest
 from jq.graph import Dim, Value
 from jq.util.digest import digest
@@ -46,6 +49,7 @@ class Source:
     samples: Callable[..., Iterator[Sample]]  # samples(skip=0): in order, without the first `skip`
     stack: Sample | None = None  # [length, *sample shape], where all samples lie in one array per input
     names: tuple[str, ...] | None = None  # of samples that are files: paths in the folder, without the ending
+    preprocessing: Preprocessing | None = None  # of the pixels, where samples are made of them
 
     def limited(self, limit: int | None) -> Source:
         """The first samples of these, at most `limit`; all, if that is None.
@@ -73,7 +77,9 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
 
     `data` is an onnxruntime `CalibrationDataReader`; an iterable of `{input name: array}`; a dict of
     stacked arrays; a path to `.npz`, `.npy`, or a folder of images or arrays, one sample per file; a
-    `jq.data.images.ImageFolder`; or None for random data. A model with one input takes bare arrays too.
+    `jq.data.images.ImageFolder`; or None for random data. A model with one input takes bare arrays too. `Pixels` is any of
+    them with the preprocessing of its images or bytes; without it they are fed as RGB / 255, with a warning. Arrays with
+    their channels on the other side, and float64, are taken too.
 
     Batches are split into samples of batch 1, unless the model declares a batch: stacked arrays are cut into
     samples of that batch, and a reader or an iterable must yield such samples. An input without a batch axis (a
@@ -94,21 +100,56 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
         return _from_random(inputs, seed)
     if isinstance(data, images.ImageFolder):
         return _from_images(data, inputs)
+    data, pixels = (data.data, data.preprocessing) if isinstance(data, Pixels) else (data, None)
     if isinstance(data, (str, os.PathLike)):
-        return _from_path(Path(data), inputs)
+        return _from_path(Path(data), inputs, pixels)
     if callable(getattr(data, "get_next", None)):
-        return _from_items(lambda: _read_all(data), inputs, callable(getattr(data, "rewind", None)), None)
+        return _from_items(lambda: _read_all(data), inputs, callable(getattr(data, "rewind", None)), None, pixels)
     if isinstance(data, Mapping) or hasattr(data, "__array__"):
-        return _from_arrays(data, inputs, "data")
+        return _from_arrays(data, inputs, "data", pixels)
     try:
         again = iter(data) is not data
     except TypeError:
         known = "a reader with get_next(), an iterable of {input name: array}, arrays, a path or None"
         raise DataError(f"data of type {type(data).__name__!r}: expected {known}") from None
     if not isinstance(data, (list, tuple)):
-        return _from_items(lambda: iter(data), inputs, again, None)
-    length = sum(len(_split(item, inputs, f"item {i}")) for i, item in enumerate(data))
-    return _from_items(lambda: iter(data), inputs, True, length)
+        return _from_items(lambda: iter(data), inputs, again, None, pixels)
+    length = sum(len(_split(item, inputs, f"item {i}", pixels)) for i, item in enumerate(data))
+    return _from_items(lambda: iter(data), inputs, True, length, pixels)
+
+
+def as_trained(data: Any, metadata: Mapping[str, str]) -> Any:
+    """Return data whose pixels become what a model's metadata say, unless the data say it themselves.
+
+    A preprocessing of the data's own that is another one is a warning.
+
+    >>> as_trained("photos", Preprocessing(mean=0.5).to_metadata()).preprocessing.mean
+    (0.5,)
+    """
+    stored = stored_preprocessing(metadata)
+    if stored is None or data is None:
+        return data
+    own = preprocessing_of(data)
+    if own is None:
+        return Pixels(data, stored)
+    if own != stored:
+        warnings.warn(
+            f"images are fed as {own}, but the model was quantized on images fed as {stored}; leave out --prep and its like "
+            "to take the model's",
+            UserWarning,
+            stacklevel=3,
+        )
+    return data
+
+
+def preprocessing_of(data: Any, inputs: Sequence[Value] = ()) -> Preprocessing | None:
+    """Return what data say of their pixels or, for a model's inputs, what is done to those of a file, folder or array."""
+    if isinstance(data, images.ImageFolder):
+        return data.alone
+    if isinstance(data, Pixels):
+        return data.preprocessing
+    stored = isinstance(data, (str, os.PathLike, Mapping)) or hasattr(data, "__array__")
+    return open_source(data, inputs).preprocessing if inputs and stored else None
 
 
 def in_memory(samples: Sequence[Sample]) -> Source:
@@ -161,12 +202,30 @@ def fingerprint(source: Source) -> str:
     return digest(source.length, source.head)
 
 
-def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
-    """Stacked arrays: each is seen as [samples, *sample shape], with no copy.
+def _from_arrays(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessing | None = None) -> Source:
+    """Stacked arrays; those that need it are made fit for the model sample by sample."""
+    given = _given(data, inputs, where)
+    fits = {v.name: fit for v in inputs if (fit := _fitting(v, given[v.name], pixels, where)) is not None}
+    stack = {k: fits[k].in_order(np.asarray(v)) if k in fits else v for k, v in given.items()}
+    stored = [dataclasses.replace(v, dtype=stack[v.name].dtype) if v.name in fits else v for v in inputs]
+    source = _stacked(stack, stored, where)
+    if not fits:
+        return source
+
+    def converted(sample: Sample) -> Sample:
+        return {k: fits[k].converted(v) if k in fits else v for k, v in sample.items()}
+
+    used = next((fit.pixels for fit in fits.values() if fit.pixels is not None), None)
+    made: dict[str, Any] = {"head": converted(source.head), "stack": None, "preprocessing": used}
+    return dataclasses.replace(source, samples=lambda skip=0: map(converted, source.samples(skip)), **made)
+
+
+def _stacked(data: Any, inputs: Sequence[Value], where: str) -> Source:
+    """Stacked arrays of the inputs' types: each is seen as [samples, *sample shape], with no copy.
 
     They are stacked along their batch. An input beside others may have no batch: then along an axis of its own.
     """
-    stack = _arrays(data, inputs, where)
+    stack = {value.name: _array(value, data[value.name], where) for value in inputs}
     apart = {v.name for v in inputs if v.shape and len(inputs) > 1 and stack[v.name].ndim == len(v.shape) + 1}
     inner = {v.name: v.shape if v.name in apart else v.shape and v.shape[1:] for v in inputs}
     stack = _checked(
@@ -197,13 +256,19 @@ def _from_arrays(data: Any, inputs: Sequence[Value], where: str) -> Source:
     return Source(length, True, 1, head, samples, stack)
 
 
-def _from_items(items: Callable[[], Iterator], inputs: Sequence[Value], again: bool, length: int | None) -> Source:
+def _from_items(
+    items: Callable[[], Iterator],
+    inputs: Sequence[Value],
+    again: bool,
+    length: int | None,
+    pixels: Preprocessing | None = None,
+) -> Source:
     """Return the source for a reader or an iterable, each item of which is one sample or a batch of them."""
     begun = items()
     item = next(begun, None)
     if item is None:
         raise DataError("the data are empty: the first item is missing (an exhausted reader or generator?)")
-    first = _split(item, inputs, "sample 0")
+    first = _split(item, inputs, "sample 0", pixels)
     once = [itertools.chain([item], begun)]
 
     def samples(skip: int = 0) -> Iterator[Sample]:
@@ -211,7 +276,7 @@ def _from_items(items: Callable[[], Iterator], inputs: Sequence[Value], again: b
             raise DataError("the data can be read only once; pass a list, arrays, a file, or a reader with rewind()")
         index = 0
         for item in items() if again else once.pop():
-            for sample in _split(item, inputs, f"sample {index}"):
+            for sample in _split(item, inputs, f"sample {index}", pixels):
                 if index >= skip:
                     yield _finite(sample, f"sample {index}")
                 index += 1
@@ -245,6 +310,9 @@ def _from_each(items: Sequence[Item], read: Callable[[Item], Sample]) -> Source:
     return Source(len(items), True, 1, read(items[0]), samples)
 
 
+_MOST_RANDOM = 1 << 24  # numbers of a sample: several are drawn at once, as float64
+
+
 def _from_random(inputs: Sequence[Value], seed: int) -> Source:
     """Standard normal floats, zeros and ones of other types; the batch is 1."""
     batch = {v.shape[0] for v in inputs if v.shape and isinstance(v.shape[0], str)}
@@ -253,7 +321,12 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
         dims = [1 if d in batch or (d is None and i == 0) else d for i, d in enumerate(value.shape or ())]
         shapes.append(tuple(d for d in dims if isinstance(d, int)))
         if value.dtype is None or value.shape is None or len(shapes[-1]) < len(dims):
-            raise DataError(f"no data given, and random data cannot be made for input {value}: not all is known of it")
+            raise DataError(
+                f"no data given, and random data cannot be made for input {value}: not all is known of it; "
+                "give data, or fix its dims"
+            )
+    if (size := sum(map(math.prod, shapes))) > _MOST_RANDOM:
+        raise DataError(f"no data given, and random data of {size:,} numbers for each sample are not made; give data")
 
     def read(i: int) -> Sample:
         rng, sample = np.random.default_rng([seed, i]), {}
@@ -268,20 +341,21 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
     return _from_each(range(RANDOM_SAMPLES), read)
 
 
-def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
+def _from_path(path: Path, inputs: Sequence[Value], pixels: Preprocessing | None = None) -> Source:
     if not path.is_dir():
-        return _from_arrays(_load(path, inputs), inputs, str(path))
+        return _from_arrays(_load(path, inputs), inputs, str(path), pixels)
     files, pictures = images.files_of(path, (".npy", ".npz")), images.files_of(path, images.SUFFIXES)
     if bool(files) == bool(pictures):
         content = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
         endings = ", ".join(sorted(images.SUFFIXES))
         raise DataError(f"{path} holds {content}; expected either .npy and .npz or {endings}")
     if pictures:
-        warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
-        return _from_images(images.ImageFolder(path), inputs)
+        if pixels is None:
+            warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)
+        return _from_images(images.ImageFolder(path, **vars((pixels or UNIT).alone)), inputs)
 
     def read(file: Path) -> Sample:
-        sample = _arrays(_load(file, inputs), inputs, str(file))
+        sample = _arrays(_load(file, inputs), inputs, str(file), pixels)
         for value in inputs:  # a sample may lack its batch axis
             if value.shape and sample[value.name].ndim == len(value.shape) - 1:
                 sample[value.name] = sample[value.name][None]
@@ -296,7 +370,7 @@ def _from_path(path: Path, inputs: Sequence[Value]) -> Source:
 def _from_images(folder: images.ImageFolder, inputs: Sequence[Value]) -> Source:
     groups, read = images.reader(folder, inputs)
     names = _names(Path(folder.path), [group[0] for group in groups]) if len(groups[0]) == 1 else None
-    return dataclasses.replace(_from_each(groups, read), names=names)
+    return dataclasses.replace(_from_each(groups, read), names=names, preprocessing=folder.alone)
 
 
 def _names(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
@@ -314,15 +388,33 @@ def _load(path: Path, inputs: Sequence[Value]) -> Any:
         if len(inputs) == 1:
             inner = inputs[0].shape and inputs[0].shape[1:]
             shapes = {name: member.shape or () for name, member in members.items()}
-            fitting = [n for n, s in shapes.items() if _fits(inner, s[1:], {}) or _fits(inner, s, {})]
-            if len(fitting) == 1:
-                return content.read(fitting[0])
+            alike = [n for n, s in shapes.items() if _fits(inner, s[1:], {}) or _fits(inner, s, {})]
+            alike = alike or [n for n, s in shapes.items() if is_moved(inputs[0].shape, s)]
+            if len(alike) == 1:
+                return content.read(alike[0])
         held, expected = ", ".join(map(str, members.values())) or "no arrays", ", ".join(map(str, inputs))
         raise DataError(f"{path} holds {held}; the model needs {expected}: name the arrays like its inputs")
 
 
-def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Sample:
-    """The arrays by input name, with the right types; a model with one input needs no name."""
+def _arrays(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessing | None = None) -> Sample:
+    """The arrays by input name, with the right types and channels."""
+    made, given = {}, _given(data, inputs, where)
+    for value in inputs:
+        array = given[value.name]
+        if (fit := _fitting(value, array, pixels, "data")) is not None:
+            array = fit.converted(fit.in_order(np.asarray(array)))
+        made[value.name] = _array(value, array, where)
+    return made
+
+
+def _fitting(value: Value, given: Any, pixels: Preprocessing | None, where: str) -> Fitting | None:
+    """The change that makes an array fit an input; None of what is no array yet."""
+    known = isinstance(getattr(given, "dtype", None), np.dtype)  # a tensor of torch's has another
+    return fitting(value, np.asarray(given), pixels, where) if known else None
+
+
+def _given(data: Any, inputs: Sequence[Value], where: str) -> dict[str, Any]:
+    """The arrays of each input as they were given; a model with one input needs no name."""
     declared = {value.name: value for value in inputs}
     if not isinstance(data, Mapping):
         if len(inputs) > 1:
@@ -334,7 +426,7 @@ def _arrays(data: Any, inputs: Sequence[Value], where: str) -> Sample:
             raise DataError(f"{where}: the model has no input {name!r}.{near} It has: {', '.join(declared)}")
         if name not in data:
             raise DataError(f"{where}: input {name!r} is missing; the model needs {declared[name]}")
-    return {name: _array(value, data[name], where) for name, value in declared.items()}
+    return {name: data[name] for name in declared}
 
 
 def _array(value: Value, given: Any, where: str) -> np.ndarray:
@@ -357,9 +449,9 @@ def _array(value: Value, given: Any, where: str) -> np.ndarray:
     return array
 
 
-def _split(data: Any, inputs: Sequence[Value], where: str) -> list[Sample]:
+def _split(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessing | None = None) -> list[Sample]:
     """A batch as samples of batch 1, if the model leaves the batch open; else the one sample that it is."""
-    sample = _checked(_arrays(data, inputs, where), inputs, where)
+    sample = _checked(_arrays(data, inputs, where, pixels), inputs, where)
     batched = [value for value in inputs if sample[value.name].ndim]
     inner = {d for value in batched for d in (value.shape or ())[1:] if isinstance(d, str)}
     # A dim that is also some inner dim (the nodes of a graph and its adjacency) counts no samples.

@@ -167,18 +167,21 @@ class Stream:
         results = self.results(program, arguments, **options)
         return functools.reduce(merge, (jax.tree.map(lambda v: v.astype(np.float64), made) for _, made in results))
 
-    def spread(self, program: Program) -> Program:
-        """The compiled program, of which each device takes a share of the batch; results lead with samples."""
-        return jax.jit(shared(program, self.mesh))
+    def spread(self, program: Program, options: dict[str, Any] | None = None) -> Program:
+        """The compiled program, of which each device takes a share of the batch; results lead with samples.
 
-    def each(self, one: Callable[[Any, Sample, Any], Any]) -> Program:
-        """The compiled program of `one(arguments, sample, number)`, a sample at a time."""
+        `options` are for XLA.
+        """
+        return jax.jit(shared(program, self.mesh), compiler_options=options)
+
+    def each(self, one: Callable[[Any, Sample, Any], Any], options: dict[str, Any] | None = None) -> Program:
+        """The compiled program of `one(arguments, sample, number)`, a sample at a time; `options` are for XLA."""
         known = self.known  # a program outlives the stream and holds none of its data
 
         def program(arguments: Any, inputs: Sample, numbers: Any) -> Any:
             return lax.map(lambda item: one(arguments, {**item[0], **known}, item[1]), (inputs, numbers))
 
-        return self.spread(program)
+        return self.spread(program, options)
 
     def folded(
         self,
@@ -186,33 +189,49 @@ class Stream:
         merge: Callable[[Any, Any], Any],
         *,
         init: Callable[[Any], Any] | None = None,
-        options: dict[str, Any] | None = None,
     ) -> Program:
         """The compiled program that merges `one(arguments, sample)` over the samples of a batch, in their order.
 
-        `init(arguments)` is the identity of `merge`, by default zeros; `options` are for XLA.
+        `init(arguments)` is the identity of `merge`, by default zeros.
         """
-        known, mesh = self.known, self.mesh
+
+        def alone(arguments: Any, sample: Sample) -> tuple[Any, None]:
+            return one(arguments, {**sample, **known}), None
 
         def fold(arguments: Any, inputs: Sample, numbers: Any) -> Any:
-            def value(sample: Sample) -> Any:
-                return one(arguments, {**sample, **known})
+            return whole(arguments, inputs, numbers)[0]
 
-            def take(total: Any, item: tuple[Sample, Any]) -> tuple[Any, None]:
-                merged = merge(total, value(item[0]))
-                return jax.tree.map(lambda new, old: jnp.where(item[1] >= 0, new, old), merged, total), None
+        known, whole = self.known, folding(alone, merge, self.mesh, init=init)
+        return jax.jit(fold)
 
-            if init is None:
-                shapes = jax.eval_shape(value, jax.tree.map(lambda v: v[0], inputs))
-                none = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), shapes)
-            else:
-                none = init(arguments)
-            total, _ = lax.scan(take, none, (inputs, numbers))
-            gathered = lax.all_gather(total, mesh.axis_names[0])
-            shares = [jax.tree.map(lambda v, i=i: v[i], gathered) for i in range(devices_of(mesh))]
-            return functools.reduce(merge, shares)
 
-        return jax.jit(shared(fold, mesh, merged=True), compiler_options=options)
+def folding(
+    one: Callable[[Any, Sample], tuple[Any, Any]],
+    merge: Callable[[Any, Any], Any],
+    mesh: Mesh,
+    *,
+    init: Callable[[Any], Any] | None = None,
+) -> Program:
+    """Return a program that merges the first of `one(arguments, sample)` over samples, and keeps the second of each."""
+
+    def fold(arguments: Any, inputs: Sample, numbers: Any) -> tuple[Any, Any]:
+        def take(total: Any, item: tuple[Sample, Any]) -> tuple[Any, Any]:
+            value, on = one(arguments, item[0])
+            merged = merge(total, value)
+            return jax.tree.map(lambda new, old: jnp.where(item[1] >= 0, new, old), merged, total), on
+
+        if init is None:
+            shapes = jax.eval_shape(lambda sample: one(arguments, sample)[0], jax.tree.map(lambda v: v[0], inputs))
+            none = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), shapes)
+        else:
+            none = init(arguments)
+        total, on = lax.scan(take, none, (inputs, numbers))
+        gathered = lax.all_gather(total, mesh.axis_names[0])
+        shares = [jax.tree.map(lambda v, i=i: v[i], gathered) for i in range(devices_of(mesh))]
+        return functools.reduce(merge, shares), on
+
+    whole, split = replicated(mesh).spec, divided(mesh).spec
+    return jax.shard_map(fold, mesh=mesh, in_specs=(whole, split, split), out_specs=(whole, split), check_vma=False)
 
 
 def concurrently(step: Callable[..., Any], *items: Iterable[Any]) -> Iterator[Any]:
@@ -256,11 +275,10 @@ def divided(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
 
 
-def shared(program: Program, mesh: Mesh, *, merged: bool = False) -> Program:
-    """Return the program with arguments replicated and batches divided; the results are divided, or `merged`."""
+def shared(program: Program, mesh: Mesh) -> Program:
+    """Return the program with arguments replicated, and batches and results divided."""
     whole, split = replicated(mesh).spec, divided(mesh).spec
-    out = whole if merged else split
-    return jax.shard_map(program, mesh=mesh, in_specs=(whole, split, split), out_specs=out, check_vma=False)
+    return jax.shard_map(program, mesh=mesh, in_specs=(whole, split, split), out_specs=split, check_vma=False)
 
 
 def narrow(array: np.ndarray) -> np.ndarray:

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jq.data import arrays
-from jq.data.sources import open_source
-from jq.errors import ConfigError, DataError, suggest
+from jq.data.labels import Labels, read_labels
+from jq.data.sources import as_trained, open_source
+from jq.errors import ConfigError, DataError
 from jq.evaluation import metrics
 from jq.evaluation.infer import samples
-from jq.evaluation.results import SUFFIXES, entries
+from jq.evaluation.results import entries
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.readings.named import AnyReading
 
-_LABELS = (".csv", ".npy", ".npz", ".txt")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Labels:
-    """The right class of each sample."""
-
-    values: np.ndarray  # int64 [samples]
-    names: tuple[str, ...] | None = None  # of the samples; None: they are in order
-
-    def of(self, scores: Scores) -> np.ndarray:
-        """Return the label of each scored sample, matched by name if labels have names."""
-        if self.names is None:
-            if len(self.values) != len(scores.values):
-                raise DataError(f"there are {len(self.values)} labels for {len(scores.values)} samples")
-            return self.values
-        if scores.names is None:
-            raise DataError("labels have names, but samples have none: they come from one array, or share their names")
-        known = dict(zip(self.names, self.values, strict=True))
-        missing = [name for name in scores.names if name not in known]
-        if missing:
-            near = suggest(missing[0], known)
-            raise DataError(f"{len(missing)} samples have no label, the first is {missing[0]!r}.{near}")
-        return np.array([known[name] for name in scores.names])
+__all__ = ["Accuracy", "Classification", "Labels", "Scores", "classify", "folder_scores", "model_scores", "read_labels",
+           "stacked_scores"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +81,7 @@ def classify(scores: Mapping[str, Scores], labels: Labels) -> Classification:
     """
     accuracies, right, guesses = {}, [], []
     for name, result in scores.items():
-        wanted = labels.of(result)
+        wanted = labels.of(len(result.values), result.names)
         right.append(metrics.hits(result.values, wanted))
         guesses.append(result.values.argmax(axis=1))
         several = result.values.shape[1] > 5
@@ -149,9 +125,14 @@ def folder_scores(folder: str | os.PathLike[str], output: str | None = None) -> 
 
 
 def model_scores(
-    model: ModelLike, data: Any, output: str | None = None, *, reading: AnyReading = "onnxruntime"
+    model: ModelLike,
+    data: Any,
+    output: str | None = None,
+    *,
+    reading: AnyReading = "onnxruntime",
+    limit: int | None = None,
 ) -> Scores:
-    """Return the scores of a classifier on data, run as `jq.infer` runs it.
+    """Return the scores of a classifier on data, or on their first `limit` samples, run as `jq.infer` runs it.
 
     >>> import jq
     >>> model_scores(jq.zoo.path("fashion_resnet"), jq.zoo.evaluation_set()[0][:4]).values.shape
@@ -162,8 +143,8 @@ def model_scores(
     chosen = names[0] if output is None and len(names) == 1 else output
     if chosen not in names:
         raise ConfigError(f"output {output!r}: the model has the outputs {_shown(names)}; name the one with the scores")
-    source = open_source(data, graph.inputs)
-    results = samples(graph, source, reading=reading, original=model)
+    source = open_source(as_trained(data, graph.metadata), graph.inputs)
+    results = samples(graph, source, reading=reading, limit=limit, original=model)
     return stacked_scores(((name, outputs[chosen]) for name, outputs in results), f"output {chosen!r}")
 
 
@@ -191,75 +172,6 @@ def stacked_scores(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Score
     if not rows:
         raise DataError(f"{where}: there are no samples")
     return Scores(np.concatenate(rows), tuple(names) if all(len(r) == 1 for r in rows) else None)
-
-
-# --- Labels ---
-
-
-def read_labels(path: str | os.PathLike[str], offset: int = 0) -> Labels:
-    """Return the labels in a file, plus `offset`: 1 where the model has a class for the background in front, say.
-
-    An .npy file holds whole numbers [samples]; an .npz file such an array, called "labels" if there are several; a .txt
-    file one number in each line; a .csv file that, or a sample's name and its label, below a heading or not. Labels
-    without names are in the order of the samples.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "labels.csv").write_text("image,label\\ncat.png,3\\ndog.png,7\\n")
-    ...     found = read_labels(f"{folder}/labels.csv")
-    >>> found.names, found.values
-    (('cat', 'dog'), array([3, 7]))
-    """
-    path = Path(path)
-    if path.suffix.lower() not in _LABELS:
-        raise DataError(f"{path}: expected labels in a file with one of {', '.join(_LABELS)}")
-    if path.suffix.lower() in (".npy", ".npz"):
-        return Labels(_from_array(path) + offset)
-    try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"cannot read {path}: no regular file")
-        text = path.read_text(encoding="utf-8-sig")
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline="")) if any(row)]
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if rows and path.suffix.lower() == ".csv" and not _is_whole(rows[0][-1]):
-        rows = rows[1:]
-    widths = {len(row) for row in rows}
-    most = 2 if path.suffix.lower() == ".csv" else 1
-    bad = next((row for row in rows if not _is_whole(row[-1])), None)
-    if not rows or len(widths) > 1 or max(widths) > most or bad:
-        problem = f"the line {','.join(bad)!r}" if bad else f"{len(rows)} lines of {sorted(widths)} columns"
-        raise DataError(f"{path} holds {problem}; expected a whole number in each line{', or name,label' * (most > 1)}")
-    values = np.array([int(row[-1]) for row in rows], np.int64) + offset
-    return Labels(values, _unique(path, [row[0] for row in rows]) if widths == {2} else None)
-
-
-def _from_array(path: Path) -> np.ndarray:
-    with arrays.opened(path) as file:
-        if not isinstance(file, arrays.Archive):
-            array = np.array(file)
-        else:
-            whole = [k for k, v in file.members.items() if v.dtype and v.dtype.kind in "iu" and len(v.shape or ()) == 1]
-            chosen = "labels" if "labels" in whole or len(whole) != 1 else whole[0]
-            if chosen not in whole:
-                raise DataError(f"{path} holds {_shown(map(str, file.members.values()))}; expected an array 'labels'")
-            array = file.read(chosen)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"{path} holds {array.dtype}{list(array.shape)}; expected whole numbers [samples]")
-    return array.astype(np.int64)
-
-
-def _unique(path: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Return names as results have them: without the suffix of an image or array."""
-    stems = [name[: -len(s)] if (s := Path(name).suffix).lower() in SUFFIXES else name for name in names]
-    twice = next((name for name in stems if stems.count(name) > 1), None) if len(set(stems)) < len(stems) else None
-    if twice is not None:
-        raise DataError(f"{path} names {twice!r} more than once")
-    return tuple(stems)
-
-
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < 10
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def _paired(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[tuple[
     """Pair entries with the same key and, where several share it, the same suffix."""
     pairs, findings = [], []
     one, two = _by_key(ours), _by_key(theirs)
-    for key in sorted(one.keys() | two.keys()):
+    for key in sorted(one.keys() | two.keys(), key=natural):
         mine, other = one.get(key, []), two.get(key, [])
         if len(mine) == len(other) == 1:
             pairs.append((mine[0], other[0]))
@@ -198,6 +199,15 @@ def _paired(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[tuple[
             message = f"{shown} is among the {there} results only; there is no such {not_there} result"
             findings.append(Finding("missing", "error", key, message))
     return pairs, findings
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what names sort by such that numbers in them count as numbers.
+
+    >>> sorted(["image10", "image2", "image"], key=natural)
+    ['image', 'image2', 'image10']
+    """
+    return [(int(part), part) if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:

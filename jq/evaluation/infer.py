@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jq.data.sources import Source, open_source
+from jq.data.sources import Source, as_trained, open_source
 from jq.errors import DataError, ModelError
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
@@ -36,7 +36,7 @@ def infer(
     The model is run by onnxruntime on the CPU or with another of its providers (`reading="vitisai"`, or a `jq.Provider`
     with options), by jq in float32 ("jq"), or in integers as a target of `jq.integer` computes it ("aie2_x1", ...).
     `data` is what `jq.calibrate` takes. Each sample becomes an .npy file with the model's
-    output as it is, batch axis included; a model with a fixed batch gives one file for each batch. Files are called like
+    output, including its batch axis; a model with a fixed batch gives one file for each batch. Files are called like
     those of the data, or else by number. With several outputs, each has a folder of its own, named like it as far as
     file names allow; `manifest.json` says which. The folder appears when all is in it.
 
@@ -51,7 +51,7 @@ def infer(
     """
     graph = model if isinstance(model, Graph) else load(model)
     folders, kinds = _folders(graph), dict[str, np.dtype]()
-    count, source = 0, open_source(data, graph.inputs, seed=seed)
+    count, source = 0, open_source(as_trained(data, graph.metadata), graph.inputs, seed=seed)
     with files.new_folder(folder, lambda old: False, "exists and is not empty") as draft:
         for name, outputs in samples(graph, source, reading=reading, limit=limit, original=model):
             for output, array in outputs.items():

@@ -14,8 +14,15 @@ from jax.sharding import Mesh
 
 from jq.arithmetic.losses import decibels
 from jq.arithmetic.numerics import power_of_two
-from jq.data.sources import Source, open_source
+from jq.config import QuantConfig, presets
+from jq.data.labels import Labels
+from jq.data.sources import Source, as_trained, open_source
 from jq.data.stream import local_mesh
+from jq.errors import ConfigError
+from jq.evidence.attribution import attributed
+from jq.evidence.layers import CHIP, layers_of
+from jq.evidence.origins import Origin, largest
+from jq.evidence.pictures import changed_samples
 from jq.evidence.report import (
     Deviation,
     Distribution,
@@ -38,13 +45,19 @@ from jq.evidence.side_by_side import (
     stem_of,
     tried,
 )
-from jq.graph.read import ModelLike
+from jq.evidence.verdict import OutputLoss, OutputsVerdict
+from jq.graph import Graph
+from jq.graph.read import ModelLike, load
+from jq.npu.facts import CHIPS
+from jq.npu.placing import place
 from jq.plan import QParams
 from jq.plan.scales import channel_axes
 from jq.readings.agreement import Compared, agreement
 from jq.readings.named import AnyReading, open_reading, reading_name
+from jq.util import files
 
 _MOST = 0.5  # of an error: what is more than this of it is its reason
+_NEW = 0.01  # of an error: where less is added, 20 dB below the rest, all of it came in
 
 
 def compare(
@@ -56,6 +69,7 @@ def compare(
     seed: int = 0,
     mesh: Mesh | None = None,
     reading: AnyReading | None = None,
+    labels: Labels | Sequence[int] | np.ndarray | None = None,
 ) -> Report:
     """Return what each tensor of a quantized model, of any tool, lost against the float model, the worst first.
 
@@ -67,14 +81,21 @@ def compare(
         c = o where x is beyond the bounds of Q,  cosine = sum xy / sqrt(sum x^2 sum y^2),
         m = mean of e per channel,                L2 = mean over the samples of sqrt(sum e^2).
 
+    The error of an activation is split into what came in with the inputs of what makes it, what was done to its weights,
+    another form of its operator, its own rounding, and what a constraint of the NPU's adds to that; and each new part has
+    its share of the outputs' squared error, which is summed over layers (`jq.evidence.attribution` has the equations).
+    `report.verdict` says what the outputs lost and which layers make most of it, `report.advice` what to do.
+
     The reason of a row is the first of these that holds, sums being over squares:
 
         bias        sum m > sum e / 2: a shift of the channels' means, which a bias could take back
-        upstream    sum o < sum e / 2: the error came with the inputs and weights of what makes the tensor
-                    (of a weight "changed": a tool corrected or tuned it; such rows come last)
-        constraint  another exponent would halve sum o, but the NPU's position constraints do not allow it
-        range       sum c > sum o / 2: values are clipped
-        rounding    else
+        upstream    less than a hundredth of the error is new (where errors are not split: sum o < sum e / 2)
+        changed     of a weight, sum o < sum e / 2: a tool corrected or tuned it; such rows come last
+        range       of the new parts, rounding is the largest, and sum c > sum o / 2: values are clipped
+        weights, rounding, constraint, form: the largest of the new parts
+
+    Errors are split on the first 16 samples, where the data can be read again and the outputs have gradients; without,
+    and of weights, the reason is constraint where another exponent would halve sum o, but constraints do not allow it.
 
     Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
     undone, and its note says so; its picture shows the scaled values, which the grid is for. The factors are those of
@@ -85,7 +106,9 @@ def compare(
     has are in `report.unmatched`. Tensors with NaN or Inf have no figures, and the reason "not finite". An exact
     tensor has an infinite SQNR, which is null in JSON. `data` is what `jq.calibrate` takes, `limit` the number of
     samples to take from it. With a `reading`, a device's, say (`jq.infer` has the names), the quantized model's outputs
-    are compared as that reading gives them too, in `report.facts`.
+    are compared as that reading gives them too, in `report.facts`. With `labels`, the right class of each sample, the verdict
+    has both models' top-1, and `report.changed` says which samples became right or wrong. Where layers run is what the rules
+    of jq.npu say of the chip stx.
 
     >>> import jq
     >>> images, _ = jq.zoo.calibration_set()
@@ -95,12 +118,20 @@ def compare(
     >>> worst.sqnr < 30, worst.error.cosine > 0.98
     (True, True)
     """
-    pair = Pair.of(model, quantized)
-    source = open_source(data, pair.original.inputs, seed=seed).limited(limit)
+    whole = quantized if isinstance(quantized, Graph) else load(quantized)
+    pair = Pair.of(model, whole)
+    source = open_source(as_trained(data, pair.quantized.metadata), pair.original.inputs, seed=seed).limited(limit)
     step = BatchSums.of(pair, source, mesh or local_mesh())
+    scored = next((t.name for t in step.tensors if t.scores), None)
+    if labels is not None and scored is None:
+        raise ConfigError("labels need an output with the scores of classes, [samples, classes]; this model has none")
+    _right(labels, source, source.length)  # what does not fit is told before the work
     totals = added_up(step)
     rows = [_activation_row(step, t, totals[t.name]) for t in step.tensors]
     rows += _weight_rows(pair, {t.twin: t for t in step.tensors}, totals)
+    # Data that can be read only once are read already.
+    origins, attribution = attributed(pair, step.tensors, totals, rows, source) if source.again else ({}, None)
+    rows = [_with_origin(row, origins) for row in rows]
     models = {"float": (model, pair.original), "quantized": (quantized, pair.quantized)}
     facts = {k: f"{name_of(m, g.name)}, {len(g.nodes)} nodes without quantizers" for k, (m, g) in models.items()}
     facts |= {
@@ -110,7 +141,56 @@ def compare(
     if reading is not None:
         facts |= _as_read(model, quantized, source, reading)
     title = f"{name_of(quantized, 'quantized model')} against {name_of(model, 'float model')}"
-    return Report(title, facts, worst_first(rows), (), (), _unmatched(pair, step.tensors, rows))
+    right = _right(labels, source, int(facts["samples"]))
+    verdict = OutputsVerdict(
+        tuple(_outputs(pair, step.tensors, totals, right)),
+        f"{facts['samples']} samples",
+        (attribution.headline(),) if attribution is not None else (),
+    )
+    names = name_of(model, "model.onnx"), os.fspath(data) if isinstance(data, (str, os.PathLike)) else "calib/"
+    advice = (
+        attribution.advice(
+            os.fspath(model) if isinstance(model, (str, os.PathLike)) else names[0],
+            names[1],
+            _preset_of(pair.quantized),
+        )
+        if attribution is not None
+        else ()
+    )
+    return Report(
+        title,
+        facts,
+        worst_first(rows),
+        (),
+        (),
+        _unmatched(pair, step.tensors, rows),
+        attribution=attribution,
+        advice=advice,
+        verdict=verdict,
+        layers=layers_of(pair.quantized, pair.plan, place(whole, CHIPS[CHIP].backends[0]).nodes),
+        changed=() if scored is None else changed_samples(totals[scored].sums["best"].astype(int), source, right),
+        subject=name_of(quantized, "quantized model"),
+    )
+
+
+def side_by_side(reports: Sequence[Report]) -> Report:
+    """Return the first of several reports on one float model, with the others shown beside it.
+
+    >>> plain = Report("a", {}, (), (), ())
+    >>> len(side_by_side([plain, plain, plain]).beside)
+    2
+    """
+    return dataclasses.replace(reports[0], beside=tuple(reports[1:]))
+
+
+def _right(labels: Labels | Sequence[int] | np.ndarray | None, source: Source, count: int | None) -> np.ndarray | None:
+    """The right class of each of so many samples; nothing where these are not known."""
+    if labels is None or count is None:
+        return None
+    known = labels if isinstance(labels, Labels) else Labels(np.asarray(labels, np.int64))
+    if known.names is None and len(known.values) > count:  # of data of which a limit takes the first
+        known = Labels(known.values[:count])
+    return known.of(count, None if source.names is None else source.names[:count])
 
 
 def _as_read(model: ModelLike, quantized: ModelLike, source: Source, reading: AnyReading) -> dict[str, str]:
@@ -131,6 +211,24 @@ def _as_read(model: ModelLike, quantized: ModelLike, source: Source, reading: An
         classes = "" if same is None else f", same class for {same:.2%} of the samples"
         words[f"{output} by {reading_name(reading)}"] = f"{known}{classes}, against the float model"
     return words
+
+
+def _outputs(
+    pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total], right: np.ndarray | None
+) -> Iterator[OutputLoss]:
+    """Yield the loss of each output over all samples."""
+    for t in (t for t in tensors if t.name in pair.original.output_names):
+        sums = totals[t.name].sums
+        kept = _decibels(float(sums["channels"][0].sum()), float(sums["values"][0]))
+        if not t.scores:
+            yield OutputLoss(t.name, kept)
+            continue
+        divergence, other = map(float, sums["classes"] / sums["samples"])
+        top1 = None
+        if right is not None:
+            before, after = (float((sums["best"][:, i] == right).mean()) for i in range(2))
+            top1 = before, after
+        yield OutputLoss(t.name, kept, 1 - other, divergence, top1)
 
 
 def _unmatched(pair: Pair, tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, tuple[str, ...]]:
@@ -178,7 +276,7 @@ class _Figures:
         """In dB; None of a tensor of zeros that does not stay so."""
         return _decibels(self.xx, self.lost)
 
-    def deviation(self, rounded: bool, better: int | None) -> Deviation:
+    def deviation(self, rounded: bool, better: int | None, forbidden: bool) -> Deviation:
         """The figures of a report, of a tensor that is rounded or not."""
         norm = math.sqrt(self.xx) * math.sqrt(self.yy)
         return Deviation(
@@ -192,6 +290,7 @@ class _Figures:
             clipped=min(1.0, self.clipped / self.lost) if self.lost else None,
             shift=min(1.0, self.shift / self.lost) if self.lost else None,
             better=better,
+            forbidden=forbidden,
         )
 
     def better(self) -> int | None:
@@ -221,10 +320,23 @@ def _row(pair: Pair, figures: _Figures, name: str, qparams: QParams | None, kind
         high=figures.high if math.isfinite(figures.high) else None,
         sqnr=figures.sqnr if figures.finite else None,
         moves=(),
-        error=figures.deviation(qparams is not None, better) if figures.finite else None,
+        error=figures.deviation(qparams is not None, better, constrained) if figures.finite else None,
         reason=reason,
         **details,
     )
+
+
+def _with_origin(row: TensorRow, origins: Mapping[str, Origin]) -> TensorRow:
+    """An activation's row with where its error comes from, and the reason that this gives."""
+    origin = origins.get(row.tensor) if row.kind == "activation" else None
+    if origin is None or row.reason in ("", "bias", "not finite"):
+        return dataclasses.replace(row, origin=origin)
+    reason = largest(origin.parts)
+    if origin.upstream > 1 - _NEW:
+        reason = "upstream"
+    elif reason == "rounding" and row.error is not None and (row.error.clipped or 0) > _MOST * (row.error.own or 0):
+        reason = "range"
+    return dataclasses.replace(row, origin=origin, reason=reason)
 
 
 def _reason(figures: _Figures, activation: bool, constrained: bool) -> str:
@@ -338,6 +450,15 @@ def _note(factors: np.ndarray) -> str:
     if (factors == 1).all():
         return ""
     return f"equalized: compared after channels scaled by {factors.min():.3g} to {factors.max():.3g} are scaled back"
+
+
+def _preset_of(graph: Graph) -> str:
+    """The preset by which jq made a quantized model, or XINT8."""
+    try:
+        config = QuantConfig.from_dict(files.parsed(graph.metadata.get("jq.config", "{}")))
+    except (ValueError, ConfigError):  # of another version
+        return "XINT8"
+    return next((name for name, preset in presets.items() if preset == config), "XINT8")
 
 
 def name_of(model: ModelLike, otherwise: str) -> str:

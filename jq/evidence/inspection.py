@@ -12,6 +12,7 @@ import jax
 from jq.errors import ConfigError, ModelError, UnsupportedOp, suggest
 from jq.graph import Graph, Value
 from jq.ops.kinds import macs, multiplies
+from jq.readings.diagnosis import blames_model
 from jq.readings.tracing import trace, unsupported
 
 Shape = tuple[int, ...]
@@ -45,6 +46,7 @@ class Inspection:
         return fields | {"total_macs": self.total_macs}
 
 
+@blames_model
 def inspect(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> Inspection:
     """Return the graph's interface, operators, parameter count and multiply-accumulates.
 

@@ -20,10 +20,12 @@ from jq.graph import Graph
 from jq.graph.read import load
 from jq.passes import simplify
 from jq.passes.prepare import canonical, prepare
+from jq.readings.diagnosis import blames_model
 
 RULES = (*lint_model.RULES, *lint_npu.RULES, *lint_provider.RULES, *lint_weights.RULES)
 
 
+@blames_model
 def lint(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph,
     config: QuantConfig | str = "XINT8",

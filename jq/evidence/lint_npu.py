@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jq.config import QuantConfig
-from jq.evidence.lint_rules import Found, Rule, Severity, bits_of, counted, grouped, listed, rule
+from jq.evidence.lint_rules import Found, Rule, Severity, counted, grouped, listed, rule
 from jq.graph import Graph, Node, Value
 from jq.graph.quantizers import is_quantized
 from jq.graph.schemas import attributes
@@ -17,6 +17,8 @@ from jq.npu.facts import NPU_FORMATS, is_hard_sigmoid, is_too_large, leaky_slope
 from jq.npu.rewrites import KEEPS_WHOLE, STRUCTURE
 from jq.npu.rewrites.activations import gates_itself
 from jq.npu.rewrites.pools import reduced_axes, split_kernel
+from jq.ops.kinds import macs, multiplies
+from jq.passes.prepare import made_of, vendor_format
 from jq.plan.outputs import pooled_outputs
 from jq.plan.placement import absorbed, rule_of
 from jq.plan.selection import selected
@@ -28,7 +30,7 @@ _LARGE = 0.01  # relative difference from which a change of the model is a warni
 
 @_rule("op-not-on-npu")
 def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    wanted = _format(config)
+    wanted = vendor_format(config)
     if not wanted:  # BF16's column leaves out Relu: its compiler takes float models and has its own say
         return
     steering = _shape_arithmetic(graph)
@@ -54,7 +56,7 @@ def _op_not_on_npu(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 def _advice(graph: Graph, config: QuantConfig, op: str, nodes: Sequence[Node], rewritten: bool) -> tuple[Severity, str]:
     """Severity and advice for nodes of one operator that is not listed."""
-    wanted = _format(config)
+    wanted = vendor_format(config)
     if op == "Split" and rewritten and wanted in NPU_FORMATS["Slice"]:
         return "note", "split_to_slice makes Slices of it, which are listed"
     if op == "Sigmoid" and rewritten and wanted == "XINT8":
@@ -112,23 +114,28 @@ def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             yield Found(
                 nodes[0].label,
                 f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {counted(len(nodes), 'node')} after a Conv or its like; only "
-                "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits",
+                "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits; whole in "
+                "the config leaves the cut to rounding where it can",
             )
 
 
 @_rule("keeps-whole", "note")
 def _keeps_whole(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    wanted = () if config.whole is None or config.strict_quark else KEEPS_WHOLE
+    wanted = () if config.whole is None or config.strict_quark else made_of(config)
     chosen = selected(graph, config.replace(op_types=None))
-    for name in wanted:
+    for name in (n for n in wanted if n in KEEPS_WHOLE):
         made = STRUCTURE[name](graph, lambda node: node.outputs[0] in chosen)
         kept = set(made.nodes)
         if replaced := [n for n in graph.nodes if n not in kept] if made is not graph else []:
-            ops = listed(dict.fromkeys(n.op_type for n in replaced))
+            ops, more = (
+                listed(dict.fromkeys(n.op_type for n in replaced)),
+                _multiplications(made) - _multiplications(graph),
+            )
+            cost = f", at {more / max(1, _multiplications(graph)):.2%} more multiplications" if more > 0 else ""
             text = (
                 f"{name} changes {counted(len(replaced), 'node')} ({ops}), as whole={config.whole:g} asks; it is exact"
             )
-            yield Found(replaced[0].label, text)
+            yield Found(replaced[0].label, text + cost)
         graph = made
 
 
@@ -212,17 +219,19 @@ def _padded_average(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 def _nodes(graph: Graph, config: QuantConfig, *ops: str) -> Iterator[Node]:
     """The nodes of these operators that are quantized, if the format is the one whose NPU arithmetic is known."""
-    if _format(config) == "XINT8":
+    if vendor_format(config) == "XINT8":
         chosen = selected(graph, config)
         yield from (n for n in graph.nodes if n.op_type in ops and not n.domain and n.outputs[0] in chosen)
 
 
-def _format(config: QuantConfig) -> str:
-    """The vendor's name of a format of integers, in which int8 with float scales is A8W8 whatever else; or empty."""
-    bits = bits_of(config.activation)
-    if config.scale == "power_of_two":
-        return "XINT8" if bits == 8 else ""
-    return {16: "A16W8", 8: "A8W8"}.get(bits, "")
+def _multiplications(graph: Graph) -> int:
+    """The multiply-accumulates of the nodes whose shapes are known."""
+    total = 0
+    for node in filter(multiplies, graph.nodes):
+        shapes = [getattr(graph.values.get(n), "shape", None) or () for n in (*node.inputs, node.outputs[0])]
+        if all(isinstance(d, int) for shape in shapes for d in shape) and shapes[-1]:
+            total += macs(node, shapes[:-1], shapes[-1]) or 0
+    return total
 
 
 def _percent(ratio: float, sign: str = "") -> str:

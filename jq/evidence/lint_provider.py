@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 from jq.config import QuantConfig
 from jq.errors import check_choice
-from jq.evidence.lint_rules import Finding, Found, Rule, counted, listed, rule
-from jq.graph import Graph
+from jq.evidence.lint_rules import Finding, Found, Rule, at_first, counted, listed, rule
+from jq.graph import Graph, Node
 from jq.graph.quantizers import is_pair, is_quantize
 from jq.npu.facts import CHIPS
 from jq.npu.units import codes_of
 from jq.ops.kinds import branches, is_cast, is_conv, is_layer, is_lstm, is_resize
+from jq.ops.padding import padding
 
 RULES: list[Rule] = []
 _rule = functools.partial(rule, RULES)
@@ -25,14 +26,12 @@ _CONV_ATTRIBUTES = ("strides", "pads", "dilations", "kernel_shape", "group")
 
 @_rule("provider-if", loaded=True)
 def _if(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    nodes = [n for n in graph.walk() if branches(n)]
-    if nodes:
-        yield Found(
-            nodes[0].label,
-            f"{counted(len(nodes), 'If node')}; the provider aborts on an If whose tensors have shapes that data decide, and on "
-            "one that holds the whole model (onnxsim/onnxsim#1432, amd/RyzenAI-SW#394): split the model there, or export "
-            "without it",
-        )
+    yield from at_first(
+        [n for n in graph.walk() if branches(n)],
+        "If node",
+        "; the provider aborts on an If whose tensors have shapes that data decide, and on one that holds the whole model "
+        "(onnxsim/onnxsim#1432, amd/RyzenAI-SW#394): split the model there, or export without it",
+    )
 
 
 @_rule("provider-weight-input", loaded=True)
@@ -49,23 +48,23 @@ def _weight_input(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     nodes = [n for n in graph.nodes if is_layer(n) and len(n.inputs) > 1 and source(n.inputs[1]) in inputs]
     both = [n for n in nodes if source(n.inputs[0]) in inputs]  # a product of two inputs has no weight
     nodes = [n for n in nodes if n not in both or is_conv(n)]
-    if nodes:
-        yield Found(
-            nodes[0].label,
-            f"{counted(len(nodes), 'layer')} with a weight that is an input of the graph ({source(nodes[0].inputs[1])}); the "
-            "provider aborts on weights that are not stored (onnxsim/onnxsim#1432): make it an initializer",
-        )
+    weight = source(nodes[0].inputs[1]) if nodes else ""
+    yield from at_first(
+        nodes,
+        "layer",
+        f" with a weight that is an input of the graph ({weight}); the provider aborts on weights that are not stored "
+        "(onnxsim/onnxsim#1432): make it an initializer",
+    )
 
 
 @_rule("provider-lstm", loaded=True)
 def _lstm(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    nodes = [n for n in graph.walk() if is_lstm(n)]
-    if nodes:
-        yield Found(
-            nodes[0].label,
-            f"{counted(len(nodes), 'LSTM node')}; a session with one was measured to crash, though BF16 lists it "
-            "(onnxsim/onnxsim#1404): cut the model there, and run it on the CPU",
-        )
+    yield from at_first(
+        [n for n in graph.walk() if is_lstm(n)],
+        "LSTM node",
+        "; a session with one was measured to crash, though BF16 lists it (onnxsim/onnxsim#1404): cut the model there, and run "
+        "it on the CPU",
+    )
 
 
 @_rule("provider-bfloat16", loaded=True)
@@ -84,25 +83,42 @@ def _bfloat16(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 @_rule("provider-resize", "note")
 def _resize(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     nodes = [n for n in graph.nodes if is_resize(n)]
-    smooth = [n for n in nodes if n.attrs.get("mode", "nearest") not in ("nearest", b"nearest")]
-    if smooth:
-        yield Found(
-            smooth[0].label,
-            f"{counted(len(smooth), 'Resize node')} of mode {smooth[0].attrs['mode']}; one was seen on the CPU, with a break of "
-            "the NPU's subgraph, and a whole model on the CPU after it was made nearest (amd/RyzenAI-SW#318): look at the report",
-            "warning",
-        )
-    odd = []
-    for node in nodes:
-        shape = getattr(graph.values.get(node.inputs[0]), "shape", None) or ()
-        if any(isinstance(d, int) and d > 1 and d % 2 for d in shape[2:] or shape[1:]):
-            odd.append(node)
-    if odd:
-        yield Found(
-            odd[0].label,
-            f"{counted(len(odd), 'Resize node')} of an image with an odd side; the compiler was seen to abort on a side of 841 in "
-            "XINT8 and A8W8 (amd/RyzenAI-SW#393): pad to an even size",
-        )
+    smooth = [n for n in nodes if n.attrs.get("mode", "nearest") != "nearest"]
+    mode = smooth[0].attrs["mode"] if smooth else ""
+    yield from at_first(
+        smooth,
+        "Resize node",
+        f" of mode {mode}; one was seen on the CPU, with a break of the NPU's subgraph, and a whole model on the CPU after it "
+        "was made nearest (amd/RyzenAI-SW#318): look at the report; whole in the config makes matrix products of it",
+        "warning",
+    )
+    yield from at_first(
+        [n for n in nodes if _has_an_odd_side(graph, n)],
+        "Resize node",
+        " of an image with an odd side; the compiler was seen to abort on a side of 841 in XINT8 and A8W8 "
+        "(amd/RyzenAI-SW#393): pad to an even size",
+    )
+
+
+def _has_an_odd_side(graph: Graph, node: Node) -> bool:
+    shape = getattr(graph.values.get(node.inputs[0]), "shape", None) or ()
+    return any(isinstance(d, int) and d > 1 and d % 2 for d in shape[2:] or shape[1:])
+
+
+@_rule("provider-pad", loaded=True)
+def _pad(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    pads = [(n, p) for n in graph.walk() if (p := padding(graph, n)) is not None]
+    yield from at_first(
+        [n for n, p in pads if p.mode == "wrap"],
+        "Pad node",
+        " of mode wrap; X1's compiler aborts on it (zmaychek84/vaip, vaip_pass_to_xir_ops): write it as a Concat of Slices",
+    )
+    yield from at_first(
+        [n for n, p in pads if p.mode == "edge" and max(*p.front, *p.behind) > 1],
+        "Pad node",
+        " to repeat the edge by more than a pixel; X1's compiler mirrors the image there instead (zmaychek84/vaip, "
+        "vaip_pass_to_xir_ops): Pads of one pixel each, which whole in the config makes, are right",
+    )
 
 
 @_rule("provider-small", "note", loaded=True)
@@ -122,13 +138,13 @@ def _attributes(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         return  # `export` writes them out
     short = [(n, [a for a in _CONV_ATTRIBUTES if a not in n.attrs]) for n in graph.nodes if is_conv(n)]
     short = [(n, missing) for n, missing in short if missing and not ("pads" in missing and n.attrs.get("auto_pad"))]
-    if short:
-        node, missing = short[0]
-        yield Found(
-            node.label,
-            f"{counted(len(short), 'Conv node')} without {', '.join(missing)}; the provider aborts where one of them is left to "
-            "its default (onnxsim/onnxsim#1404): write them out, as `quantize` does",
-        )
+    missing = short[0][1] if short else []
+    yield from at_first(
+        [node for node, _ in short],
+        "Conv node",
+        f" without {', '.join(missing)}; the provider aborts where one of them is left to its default "
+        "(onnxsim/onnxsim#1404): write them out, as `quantize` does",
+    )
 
 
 def of_chip(graph: Graph, config: QuantConfig, chip: str) -> Iterator[Finding]:

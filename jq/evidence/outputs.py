@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnx import ModelProto
 from jq.arithmetic.losses import decibels
 from jq.data.sources import judged_samples
 from jq.errors import ModelError
+from jq.evidence.verdict import OutputLoss, OutputsVerdict, distances, kind_of_scores
 from jq.graph import Graph
 from jq.readings.runtime import onnxruntime_reading
 from jq.util.progress import log
@@ -20,12 +21,24 @@ from jq.util.progress import log
 _WORTHLESS = 6.0  # dB: a detector that finds nothing keeps 0, classifiers within a point of float keep 12 and more
 
 
-def output_losses(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> dict[str, float]:
-    """Return the SQNR in dB of each output of floats; none where onnxruntime does not run one of the models."""
-    powers: dict[str, np.ndarray] = {}
+def output_losses(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> OutputsVerdict:
+    """Return the loss of each output of floats; none where onnxruntime does not run one of the models."""
+    pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for name, x, y in _pairs(original, quantized, data, seed):
-        powers[name] = powers.get(name, 0) + np.array(_powers(x, y))
-    return {v.name: _kept(*powers[v.name]) for v in original.outputs if v.name in powers}
+        pairs.setdefault(name, []).append((x, y))
+    losses = [_loss(original, v.name, pairs[v.name]) for v in original.outputs if v.name in pairs]
+    count = max(map(len, pairs.values()), default=0)
+    return OutputsVerdict(tuple(losses), f"{count} samples of the calibration data")
+
+
+def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> OutputLoss:
+    kept = _kept(*np.sum([_powers(x, y) for x, y in pairs], axis=0))
+    kind = kind_of_scores(graph, name, pairs[0][0].shape)
+    if not kind:
+        return OutputLoss(name, kept)
+    apart = np.array([distances(kind, x, y) for x, y in pairs])
+    divergence, other = apart.mean(axis=0)
+    return OutputLoss(name, kept, 1 - float(other), float(divergence))
 
 
 def output_error(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> float:
@@ -72,9 +85,9 @@ def _kept(signal: float, noise: float) -> float:
     return decibels(signal, noise) if math.isfinite(noise) else -math.inf
 
 
-def warn_of_outputs(kept: Mapping[str, float]) -> None:
+def warn_of_outputs(losses: Iterable[OutputLoss]) -> None:
     """Warn of outputs of which quantization leaves little or nothing, with ways out."""
-    lost = [f"{name!r} {sqnr:.1f} dB" for name, sqnr in kept.items() if sqnr < _WORTHLESS]
+    lost = [f"{o.name!r} {o.sqnr:.1f} dB" for o in losses if o.sqnr is not None and o.sqnr < _WORTHLESS]
     if lost:
         text = "on calibration data, quantization leaves little of the output "
         ways = (

@@ -1,63 +1,56 @@
 """A report as one HTML page that needs nothing else: no network, no library, readable from disk.
 
-Tensor names are escaped everywhere. The page's policy allows its own style and script, by their hashes,
-and nothing that comes from elsewhere.
+Tensor names are escaped everywhere. The page's policy allows its own style and script, by their hashes, pictures that are
+in the page, and nothing that comes from elsewhere.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import hashlib
 import importlib.resources
-import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from jq.evidence.plots import decibel, depth_plot, histogram, ranges
+from jq.evidence.drawing import DECIBELS, PLACES, SHARES, drawing, step_of_decibels, step_of_share
+from jq.evidence.origins import PARTS
+from jq.evidence.pictures import ChangedSample
+from jq.evidence.plots import decibel, depth_lines, depth_plot
+from jq.evidence.table import REASONS, LayerLine, lines_of, listed, tensor_table
+from jq.evidence.verdict import OutputsVerdict
 from jq.util.markup import table, text
 
 if TYPE_CHECKING:
     from jq.evidence.report import Report, Section, TensorRow
 
-REASONS = {
-    "bias": "the channels' means are shifted: correct the bias",
-    "upstream": "the error came with the inputs and weights, little of it is made by rounding this tensor",
-    "changed": "a tool changed the weight itself: corrected, finetuned",
-    "constraint": "another exponent would be better, but the NPU's position constraints do not allow it",
-    "range": "values beyond the codes are clipped",
-    "rounding": "the step is wide for these values",
-    "not finite": "NaN or Inf: there are no figures",
-}
-_BAR = 60.0  # dB of a full bar
 _NAMES = 1000  # of unmatched tensors
-
-
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    """A column of the table: what it sorts by, and how that is shown."""
-
-    title: str
-    value: Callable[[TensorRow], Any]
-    shown: Callable[[TensorRow], str] | None = None
-    help: str = ""
+_LAYERS = 20  # the worst, which a table names
 
 
 def page(report: Report) -> str:
     """Return the report as an HTML page."""
     style, script = asset("report.css"), asset("report.js")
-    policy = f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {hashed(style)}; script-src {hashed(script)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
     rows = [(f"t{i}", row) for i, row in enumerate(report.rows)]
-    columns = [c for c in _COLUMNS if any(c.value(row) not in (None, "") for row in report.rows)]
+    lines = lines_of(report.layers, rows, report.attribution)
     body = [
-        f"<header><h1>{text(report.title)}</h1>{_listed(report.facts.items())}</header><main>",
+        f"<header><h1>{text(report.title)}</h1>{_verdict(report.verdict)}{listed(report.facts.items())}</header><main>",
+        _advice(report),
+        _graph(lines),
+        *_side_by_side(report),
+        *_attributed(report),
+        _changed(report.changed),
         *(_section(s) for s in report.sections),
         _overview(rows),
         _items("Before quantizing", [(f.severity, f"{f.severity}: {f.where}: {f.message}") for f in report.findings]),
         _items("Mended by the guard", [("", str(mend)) for mend in report.guard]),
         _items("Moved for the NPU", [("", str(move)) for move in report.moves]),
-        _table(columns, rows),
+        tensor_table(rows, lines) if rows or lines else "",
         *(_unmatched(model, names) for model, names in report.unmatched.items() if names),
         "</main>",
     ]
@@ -70,14 +63,203 @@ def page(report: Report) -> str:
     )
 
 
-def _listed(facts: Iterable[tuple[str, Any]]) -> str:
-    return f"<dl>{''.join(f'<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>' for k, v in facts)}</dl>"
+def _verdict(verdict: OutputsVerdict) -> str:
+    """The figures of the outputs as tiles, and the sentences."""
+    tiles = "".join(
+        f'<div class="tile"><h2>{text(loss.name)}</h2><dl>'
+        + "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in loss.figures().items())
+        + "</dl></div>"
+        for loss in verdict.outputs
+    )
+    where = f"<p>Against the float model, on {text(verdict.samples)}.</p>" if tiles else ""
+    sentences = "".join(f"<p><strong>{text(sentence)}</strong></p>" for sentence in verdict.sentences)
+    return (f'<div class="tiles">{tiles}</div>' if tiles else "") + where + sentences
+
+
+def _advice(report: Report) -> str:
+    items = "".join(f"<li>{text(words)}: <code>{text(command)}</code></li>" for words, command in report.advice)
+    return f"<section><h2>What to do</h2><ul>{items}</ul></section>" if items else ""
+
+
+# --- The graph ---
+
+
+def _graph(lines: Sequence[LayerLine]) -> str:
+    """The drawing of the layers, with what its colours may mean."""
+    shares = any(line.share is not None for line in lines)
+    steps = {line.layer.name: _step(line, shares) for line in lines}
+    classes = {
+        line.layer.name: (
+            f"loss{steps[line.layer.name]}" if steps[line.layer.name] is not None else "unknown",
+            (line.reason or "none").replace(" ", "-"),
+            line.layer.place.replace("_", "-") or "nowhere",
+        )
+        for line in lines
+    }
+    picture = drawing([line.layer for line in lines], classes, {line.layer.name: _note(line) for line in lines})
+    if not picture:
+        return ""
+    modes = {
+        "loss": any(step is not None for step in steps.values()),
+        "reason": any(line.reason for line in lines),
+        "place": any(line.layer.place for line in lines),
+    }
+    named = {"loss": "what they lose", "reason": "why", "place": "where they run"}
+    options = "".join(f'<option value="{mode}">{named[mode]}</option>' for mode, known in modes.items() if known)
+    return (
+        "<section><h2>The network</h2><p>A box is a layer, from the inputs on the left to the outputs on the right; a click "
+        "opens it in the table below.</p>"
+        f'<form class="zoom" aria-label="The drawing"><label>Colours <select id="colour">{options}</select></label> '
+        '<button type="button" id="closer" class="tool">closer</button> '
+        '<button type="button" id="farther" class="tool">farther</button> '
+        '<button type="button" id="whole" class="tool">whole</button></form>'
+        f'<div class="wide" id="canvas" tabindex="0" role="region" aria-label="Drawing of the network">{picture}</div>'
+        f"{_legend(shares, lines, [mode for mode, known in modes.items() if known])}</section>"
+    )
+
+
+def _step(line: LayerLine, shares: bool) -> int | None:
+    """The step of the colours of a layer: of its share where shares are known, else of its worst SQNR."""
+    if shares:
+        return None if line.share is None else step_of_share(line.share.effect)
+    return None if line.sqnr is None else step_of_decibels(line.sqnr)
+
+
+def _note(line: LayerLine) -> str:
+    parts = [] if line.share is None else [f"{line.share.effect:.1%} of the outputs' error"]
+    parts += [] if line.sqnr is None else [f"worst SQNR {decibel(line.sqnr)}"]
+    parts += [f"{PLACES[line.layer.place]}: {line.layer.rule}"] if line.layer.place in PLACES else []
+    return "; ".join(parts)
+
+
+def _legend(shares: bool, lines: Sequence[LayerLine], modes: Sequence[str]) -> str:
+    """The meaning of the colours, for each way to colour."""
+    if shares:
+        words = ["makes up for others", f"to {SHARES[1]:.0%}"] + [f"above {least:.0%}" for least in SHARES[1:]]
+        steps, title = list(enumerate(words)), "share of the outputs' squared error"
+    else:
+        words = [f"{DECIBELS[0]:g} dB and more"] + [f"below {most:g}" for most in DECIBELS]
+        steps, title = list(enumerate(words, 1)), "worst SQNR of a layer's tensors"
+    kinds = {
+        "loss": (title, [(f"loss{i}", word) for i, word in steps]),
+        "reason": ("why", [(r.replace(" ", "-"), r) for r in REASONS if any(line.reason == r for line in lines)]),
+        "place": ("where they run", [(p.replace("_", "-"), w) for p, w in PLACES.items()]),
+    }
+    made = []
+    for mode in modes:
+        caption, entries = kinds[mode]
+        items = "".join(f'<li><i class="swatch {c}"></i>{text(w)}</li>' for c, w in entries)
+        hidden = "" if mode == modes[0] else " hidden"
+        made.append(f'<div class="key" data-mode="{mode}"{hidden}><p>{text(caption)}</p><ul>{items}</ul></div>')
+    return "".join(made)
+
+
+# --- Several models ---
+
+
+def _side_by_side(report: Report) -> Iterator[str]:
+    """Yield the sections that show several quantized models of one float model beside each other."""
+    reports = (report, *report.beside)
+    if len(reports) < 2:
+        return
+    names = [r.subject for r in reports]
+    figures: dict[tuple[str, str], list[str]] = {}
+    for i, one in enumerate(reports):
+        for loss in one.verdict.outputs:
+            for figure, value in loss.figures().items():
+                figures.setdefault((loss.name, figure), [""] * len(reports))[i] = value
+    rows = [(f"{output}: {figure}", *values) for (output, figure), values in figures.items()]
+    yield (
+        '<section><h2>Side by side</h2><div class="wide" tabindex="0" role="region" aria-label="Outputs side by side">'
+        f"{table(('output', *names), rows)}</div>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="SQNR side by side">{depth_lines(_series(reports))}</div>'
+        "</section>"
+    )
+    shares = [{} if r.attribution is None else {s.name: s.effect for s in r.attribution.layers} for r in reports]
+    ranked = sorted({n for s in shares for n in s}, key=lambda n: -max(s.get(n, 0.0) for s in shares))
+    if ranked:
+        cells = [(n, *(f"{s[n]:.1%}" if n in s else "" for s in shares)) for n in ranked[:_LAYERS]]
+        yield _scrolled("Layers by their share of the outputs' error, side by side", ("layer", *names), cells)
+
+
+def _series(reports: Sequence[Report]) -> list[tuple[str, list[tuple[int, float]]]]:
+    """The SQNR of each model's activations along the depth."""
+    return [
+        (
+            r.subject,
+            sorted(
+                (row.depth, row.sqnr)
+                for row in r.rows
+                if row.kind == "activation" and row.depth is not None and row.sqnr is not None
+            ),
+        )
+        for r in reports
+    ]
+
+
+# --- Sections ---
+
+
+def _attributed(report: Report) -> Iterator[str]:
+    """Yield the sections that say which blocks and layers make the outputs' error."""
+    if report.attribution is None:
+        return
+    lines = listed(PARTS.items()).replace("<dl>", '<dl class="legend">', 1)
+    made = report.attribution
+    for title, shares in (("Blocks", made.blocks), ("Layers", made.layers)):
+        rows = [
+            (s.name, s.op, f"{s.effect:.1%}", *(f"{s.effects[part]:.1%}" for part in PARTS)) for s in shares[:_LAYERS]
+        ]
+        columns = (title.lower()[:-1], "operator", "of the outputs' error", *PARTS)
+        more = f"The worst {_LAYERS} of {len(shares)}. " if len(shares) > _LAYERS else ""
+        words = f"<p>{more}Below zero, it makes up for what others add.</p>{lines if title == 'Blocks' else ''}"
+        yield _folded(f"{title} by their share of the outputs' error", words + _region(title, table(columns, rows)))
+
+
+def _changed(samples: Sequence[ChangedSample]) -> str:
+    """The samples whose class is another one."""
+    if not samples:
+        return ""
+    cards = "".join(
+        f"<li>{_image(s)}<span>{text(s.name or f'sample {s.place}')}</span><span>class {s.before} became {s.after}</span>"
+        + (
+            f'<span class="{text(s.kind.split()[0])}">{text(s.kind)}, right: {s.right}</span>'
+            if s.right is not None
+            else ""
+        )
+        + "</li>"
+        for s in samples
+    )
+    return f'<section><h2>Samples that changed class</h2><ul class="samples">{cards}</ul></section>'
+
+
+def _image(sample: ChangedSample) -> str:
+    if not sample.picture:
+        return ""
+    words = f"{sample.name or f'sample {sample.place}'}, as the model is fed"
+    return f'<img alt="{text(words)}" src="data:image/png;base64,{sample.picture}">'
 
 
 def _section(section: Section) -> str:
-    picture = f'<div class="wide">{section.picture}</div>' if section.picture else ""
-    columns = table(section.columns, section.rows)
-    return f'<section><h2>{text(section.title)}</h2>{picture}<div class="wide">{columns}</div></section>'
+    plain = re.sub("<style>.*?</style>", "", section.picture)  # the page has its own, and its policy refuses others
+    picture = _region(f"{section.title}, picture", plain) if plain else ""
+    return (
+        f"<section><h2>{text(section.title)}</h2>{picture}"
+        f"{_region(section.title, table(section.columns, section.rows)) if section.rows else ''}</section>"
+    )
+
+
+def _scrolled(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"<section><h2>{text(title)}</h2>{_region(title, table(columns, rows))}</section>"
+
+
+def _region(name: str, content: str) -> str:
+    """Content that may be wider than the screen, such that a keyboard can scroll it."""
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{text(name)}">{content}</div>'
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<section><details><summary><h2>{text(title)}</h2></summary>{content}</details></section>"
 
 
 def _overview(rows: list[tuple[str, TensorRow]]) -> str:
@@ -91,123 +273,18 @@ def _overview(rows: list[tuple[str, TensorRow]]) -> str:
         return ""
     return (
         "<section><h2>Along the network</h2><p>Circles are activations, diamonds weights; a click opens the tensor.</p>"
-        f'<div class="wide">{plot}</div>{f"<dl class=legend>{legend}</dl>" if legend else ""}</section>'
+        f"{_region('Plot along the network', plot)}{f'<dl class=legend>{legend}</dl>' if legend else ''}</section>"
     )
 
 
 def _items(title: str, items: Iterable[tuple[str, str]]) -> str:
     rows = "".join(f'<li class="{text(kind)}">{text(words)}</li>' for kind, words in items)
-    section = f"<section><details><summary><h2>{text(title)}</h2></summary><ul>{rows}</ul></details></section>"
-    return section if rows else ""
+    return _folded(title, f"<ul>{rows}</ul>") if rows else ""
 
 
 def _unmatched(model: str, names: tuple[str, ...]) -> str:
     more = [f"and {len(names) - _NAMES:,} more"] if len(names) > _NAMES else []
     return _items(f"Only in the {model} model: {len(names):,} tensors", [("", n) for n in (*names[:_NAMES], *more)])
-
-
-# --- The table ---
-
-
-def _table(columns: list[_Column], rows: list[tuple[str, TensorRow]]) -> str:
-    heads = "".join(
-        f'<th scope="col" aria-sort="none" title="{text(c.help)}"><button type="button">{text(c.title)}</button></th>'
-        for c in columns
-    )
-    choices = sorted({row.kind for _, row in rows}) + [r for r in REASONS if any(row.reason == r for _, row in rows)]
-    options = "".join(f"<option>{text(c)}</option>" for c in choices)
-    return (
-        f'<section><h2>Tensors</h2><form role="search"><label>Filter <input type="search" id="filter"></label> '
-        f'<label>Show <select id="kind"><option value="">all</option>{options}</select></label> '
-        f'<output id="count" aria-live="polite">{len(rows):,} tensors</output></form>'
-        f'<div class="wide"><table id="tensors"><thead><tr>{heads}</tr></thead>'
-        f"{''.join(_entry(columns, anchor, row) for anchor, row in rows)}</table></div></section>"
-    )
-
-
-def _entry(columns: list[_Column], anchor: str, row: TensorRow) -> str:
-    """A row and what it opens; they are one body of the table, so that sorting keeps them together."""
-    cells = "".join(_cell(c, row) for c in columns[1:])
-    return (
-        f'<tbody id="{anchor}" data-kind="{text(row.kind)}" data-reason="{text(row.reason)}"><tr>'
-        f'<th scope="row" data-v="{text(row.tensor)}">'
-        f'<button type="button" aria-expanded="false" aria-controls="{anchor}d">{text(row.tensor)}</button></th>{cells}</tr>'
-        f'<tr id="{anchor}d" class="more" hidden><td colspan="{len(columns)}">{_details(row)}</td></tr></tbody>'
-    )
-
-
-def _cell(column: _Column, row: TensorRow) -> str:
-    value = column.value(row)
-    if value is None:
-        return '<td data-v=""></td>'
-    shown = text(f"{value:.4g}" if column.shown is None and not isinstance(value, str) else value)
-    shown = shown if column.shown is None else column.shown(row)
-    numeric = "" if isinstance(value, str) else " class=n"
-    key = value if isinstance(value, str) else "Infinity" if value == math.inf else repr(value)  # as the script sorts
-    return f'<td{numeric} data-v="{text(key)}">{shown}</td>'
-
-
-def _details(row: TensorRow) -> str:
-    facts = [
-        ("node", row.node),
-        ("format", row.format),
-        ("zero point", row.zero_point),
-        ("float values", _interval(row.low, row.high)),
-        ("codes stand for", _interval(*row.bounds) if row.bounds else None),
-        ("moved", "; ".join(row.moves)),
-        ("note", row.note),
-    ]
-    if row.error is not None:
-        facts += [
-            ("made here", _share(row.error.own)),
-            ("by clipping", _share(row.error.clipped)),
-            ("shift of means", _share(row.error.shift)),
-            ("better exponent", None if row.error.better is None else f"2^{row.error.better}"),
-        ]
-    facts.append(("reason", f"{row.reason}: {REASONS[row.reason]}" if row.reason in REASONS else row.reason))
-    pictures = (("values and grid", histogram(row)), ("range per channel", ranges(row)))
-    figures = "".join(f"<figure><figcaption>{k}</figcaption>{v}</figure>" for k, v in pictures if v)
-    return f'{_listed(f for f in facts if f[1] not in (None, ""))}<div class="figures">{figures}</div>'
-
-
-def _interval(low: float | None, high: float | None) -> str | None:
-    return None if low is None or high is None else f"{low:.5g} to {high:.5g}"
-
-
-def _share(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1%} of the squared error"
-
-
-def _scale(row: TensorRow) -> str:
-    return f"2<sup>{row.exponent}</sup>" if row.exponent is not None else f"{row.scale:.4g}"
-
-
-def _sqnr(row: TensorRow) -> str:
-    assert row.sqnr is not None
-    width = max(0.0, min(1.0, row.sqnr / _BAR)) * 48
-    bar = f'<svg class="bar" viewBox="0 0 48 8" aria-hidden="true"><rect width="{width:.1f}" height="8" rx="2"/></svg>'
-    return f"{bar}{decibel(row.sqnr, unit='')}"
-
-
-def _of_error(name: str) -> Callable[[TensorRow], Any]:
-    return lambda row: None if row.error is None else getattr(row.error, name)
-
-
-_COLUMNS = (
-    _Column("tensor", lambda r: r.tensor),
-    _Column("kind", lambda r: r.kind),
-    _Column("format", lambda r: r.format),
-    _Column("scale", lambda r: r.scale, _scale, "of one step; the largest, of several"),
-    _Column("SQNR dB", lambda r: r.sqnr, _sqnr, "signal to quantization noise"),
-    _Column("own dB", _of_error("made"), lambda r: decibel(r.error.made, '') if r.error else "", "SQNR of its own rounding"),
-    _Column("reason", lambda r: r.reason or None, lambda r: f'<i class="dot {text(r.reason.replace(" ", "-"))}"></i>{r.reason}'),
-    _Column("cosine", _of_error("cosine"), lambda r: f"{r.error.cosine:.5f}" if r.error else ""),
-    _Column("PSNR dB", _of_error("psnr"), lambda r: decibel(r.error.psnr, '') if r.error else ""),
-    _Column("L2", _of_error("l2"), help="norm of the error, mean of the samples"),
-    _Column("max error", _of_error("largest")),
-    _Column("clipped", _of_error("saturated"), lambda r: f"{r.error.saturated:.2%}" if r.error else "", "part of the values"),
-    _Column("depth", lambda r: r.depth, help="place in the order of the graph"),
-)  # fmt: skip
 
 
 @functools.cache

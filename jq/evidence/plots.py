@@ -26,8 +26,8 @@ def decibel(value: float | None, unit: str = " dB") -> str:
     return "" if value is None else "exact" if value == math.inf else f"{value:.1f}{unit}"
 
 
-_WIDTH, _HEIGHT = 440, 176  # of the pictures of one tensor
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 26  # margins
+_WIDTH, _HEIGHT = 440, 190  # of the pictures of one tensor
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 40  # margins
 _COLUMNS = 128  # of ranges, at most: channels share them
 _LINES = 48  # of a grid, at most
 
@@ -45,7 +45,7 @@ def depth_plot(rows: Sequence[tuple[str, TensorRow]]) -> str:
     ]
     if len(shown) < 2:
         return ""
-    width, height, left, bottom, top = 1120, 250, 48, 30, 12
+    width, height, left, bottom, top = 1120, 270, 48, 44, 12
     finite = [s for _, r, _, s in shown if r.sqnr != math.inf]
     low, high = min([0.0, *finite]), max([20.0, *finite])
     depths = [d for _, _, d, _ in shown]
@@ -56,6 +56,7 @@ def depth_plot(rows: Sequence[tuple[str, TensorRow]]) -> str:
         return x, top + (height - top - bottom) * (1 - (min(sqnr, high) - low) / (high - low))
 
     parts = [_gridline(left, width, at(first, tick)[1], f"{tick:g}") for tick in _nice(low, high, 5)]
+    parts += _ticks(_nice(first, last, 10), lambda depth: at(depth, low)[0], height - bottom)
     activations = sorted((d, s) for _, r, d, s in shown if r.kind == "activation")
     if activations:
         parts.append(f'<path class="line" d="{_polyline(at(d, s) for d, s in activations)}"/>')
@@ -72,10 +73,41 @@ def depth_plot(rows: Sequence[tuple[str, TensorRow]]) -> str:
             f'<a href="#{text(anchor)}" class="point {text(row.kind)} {text(reason)}" tabindex="-1">'
             f"<title>{text(title)}</title>{shape}</a>"
         )
-    parts.append(
-        _label(left - 36, top + 2, "dB") + _label((width + left) / 2, height - 6, "depth in the network", "middle")
-    )
-    return _svg(width, height, "SQNR of each tensor along the depth of the network, in dB", parts)
+    parts.append(_axis_names(left, width, top, height, "SQNR, dB", "place of the node in the order of the network"))
+    # A group, as an image may hold no links.
+    return _svg(width, height, "SQNR of each tensor along the depth of the network, in dB", parts, role="group")
+
+
+_HUES = 6  # lines that have a colour of their own
+
+
+def depth_lines(series: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
+    """SQNR along the depth of the network, a line for each model with its name; "" if there is nothing to show.
+
+    >>> depth_lines([("one", [(0, 10.0)])])
+    ''
+    """
+    shown = [(name, [(d, s) for d, s in points if math.isfinite(s)]) for name, points in series]
+    every = [point for _, points in shown for point in points]
+    if len(every) < 2:
+        return ""
+    width, height, left, bottom, top = 1120, 290, 48, 44, 24 + 16 * len(shown)
+    (first, last), (low, high) = ((f(v) for f in (min, max)) for v in zip(*every, strict=True))
+    low, high = min(0.0, low), max(20.0, high)
+
+    def at(depth: float, sqnr: float) -> tuple[float, float]:
+        x = left + (width - left - 16) * (depth - first) / max(1, last - first)
+        return x, top + (height - top - bottom) * (1 - (sqnr - low) / (high - low))
+
+    parts = [_gridline(left, width, at(first, tick)[1], f"{tick:g}") for tick in _nice(low, high, 5)]
+    parts += _ticks(_nice(first, last, 10), lambda depth: at(depth, low)[0], height - bottom)
+    for i, (name, points) in enumerate(shown):
+        hue = f"hue{i % _HUES}"
+        if points:
+            parts.append(f'<path class="curve {hue}" d="{_polyline(at(d, s) for d, s in points)}"/>')
+        parts.append(f'<path class="curve {hue}" d="M{left} {10 + 16 * i}h24"/>' + _label(left + 30, 14 + 16 * i, name))
+    parts.append(_axis_names(left, width, top, height, "SQNR, dB", "place of the node in the order of the network"))
+    return _svg(width, height, "SQNR of the activations of each model along the depth, in dB", parts)
 
 
 def histogram(row: TensorRow) -> str:
@@ -96,7 +128,12 @@ def histogram(row: TensorRow) -> str:
         if count:
             tall = (floor - _TOP) * math.log1p(count) / largest
             bars.append(f"M{start:.1f} {floor}v{-tall:.1f}h{end - start:.2f}V{floor}z")
-    parts = [f'<path class="bars" d="{"".join(bars)}"/>']
+    powers = [10**k for k in range(math.floor(math.log10(max(values.counts))) + 1)]
+    parts = [
+        _gridline(_LEFT, _WIDTH, floor - (floor - _TOP) * math.log1p(count) / largest, abbreviated(count))
+        for count in powers
+    ]
+    parts.append(f'<path class="bars" d="{"".join(bars)}"/>')
     if row.bounds is not None:
         ends = [place(b) for b in row.bounds]
         parts += [
@@ -106,7 +143,8 @@ def histogram(row: TensorRow) -> str:
         ]
         parts.append(f'<path class="bound" d="{"".join(f"M{x:.1f} {_TOP}V{floor}" for x in ends)}"/>')
         parts.append(_codes(row, place))
-    parts += [_label(place(t), _HEIGHT - 6, f"{t:g}", "middle") for t in _nice(low, high, 5)]
+    parts += _ticks(_nice(low, high, 5), place, floor)
+    parts.append(_axis_names(_LEFT, _WIDTH, _TOP, _HEIGHT, "values, logarithmic", "value"))
     grid = "" if row.bounds is None else f", and the bounds {row.bounds[0]:.4g} to {row.bounds[1]:.4g} of its codes"
     return _svg(_WIDTH, _HEIGHT, f"Histogram of the float values, on a logarithmic axis{grid}", parts)
 
@@ -148,11 +186,14 @@ def ranges(row: TensorRow) -> str:
         for i, (bottom, top) in enumerate(spans)
     )
     parts = [_gridline(_LEFT, _WIDTH, at(t), f"{t:g}") for t in _nice(low, high, 4)]
+    parts.append(_label(2, _TOP - 8, "value"))
     parts.append(f'<path class="bars" d="{bars}"/>')
     if row.bounds is not None:
         lines = "".join(f"M{_LEFT} {at(b):.1f}H{_WIDTH - _RIGHT}" for b in row.bounds)
         parts.append(f'<path class="bound" d="{lines}"/>')
     shared = "" if each == 1 else f", {each} to a column"
+    numbers = [n for n in _nice(0, len(row.channels) - 1, 6) if n == int(n)]
+    parts += _ticks(numbers, lambda channel: _LEFT + wide * (channel / each + 0.4), floor)
     parts.append(_label((_LEFT + _WIDTH) / 2, _HEIGHT - 6, f"{len(row.channels)} output channels{shared}", "middle"))
     return _svg(_WIDTH, _HEIGHT, "Range of each output channel", parts)
 
@@ -188,6 +229,34 @@ def dots(name: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
             parts.append(f'<path class="mean" d="M{at(math.fsum(values) / len(values)):.1f} {y - 7:.1f}v14"/>')
     parts.append(_label((left + width - right) / 2, height - 6, name, "middle"))
     return _picture(width, height, name, parts).replace(" viewBox", f' width="{width}" viewBox', 1)
+
+
+def before_after_plot(title: str, rows: Sequence[tuple[str, float, float]]) -> str:
+    """A line for each name from its value before (a ring) to that after (a dot), all above 0, on a logarithmic axis.
+
+    >>> before_after_plot("spread", [("conv", 10.0, 2.0)]).count("<circle")
+    2
+    """
+    width, height = 860, _TOP + _ROW * len(rows) + _BOTTOM
+    every = [math.log10(value) for _, *values in rows for value in values]
+    low, high = math.floor(min(every)), max(math.ceil(max(every)), math.floor(min(every)) + 1)
+    at = _axis(low, high, _NAMES, width - 20)
+    floor = height - _BOTTOM
+    parts = [
+        f'<path class="rule" d="M{at(k):.1f} {_TOP}V{floor}"/>' + _label(at(k), floor + 15, f"{10.0**k:g}", "middle")
+        for k in range(low, high + 1)
+    ]
+    for i, (name, before, after) in enumerate(rows):
+        y, ends = _TOP + _ROW * i + 9, [at(math.log10(value)) for value in (before, after)]
+        parts.append(_label(_NAMES - 8, y + 4, name if len(name) < 40 else f"...{name[-36:]}", "end"))
+        parts.append(f'<path class="line" d="M{ends[0]:.1f} {y}H{ends[1]:.1f}"/>')
+        parts.append(
+            f'<circle class="ring" cx="{ends[0]:.1f}" cy="{y}" r="4"/><circle class="bars" cx="{ends[1]:.1f}" cy="{y}" r="4"/>'
+        )
+    parts.append(
+        _label(_NAMES, 12, "ring: before, dot: after") + _label((_NAMES + width) / 2, height - 6, title, "middle")
+    )
+    return _svg(width, height, title, parts)
 
 
 _ROW, _NAMES = 18, 260  # height of a bar, and room for its name
@@ -255,9 +324,9 @@ def _axis(low: float, high: float, start: float = _LEFT, end: float = _WIDTH - _
     return lambda value: start + (end - start) * (value - low) / room
 
 
-def _svg(width: int, height: int, name: str, parts: Iterable[str]) -> str:
+def _svg(width: int, height: int, name: str, parts: Iterable[str], role: str = "img") -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(name)}"><title>{text(name)}</title>'
+        f'<svg viewBox="0 0 {width} {height}" role="{role}" aria-label="{text(name)}"><title>{text(name)}</title>'
         f"{''.join(parts)}</svg>"
     )
 
@@ -275,6 +344,33 @@ def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
 def _gridline(left: float, right: float, y: float, words: str) -> str:
     line = f'<path class="rule" d="M{left} {y:.1f}H{right - _RIGHT}"/>'
     return line + _label(left - 6, y + 4, words, "end")
+
+
+def _ticks(ticks: Sequence[float], place: Place, floor: float) -> list[str]:
+    """A mark and a number for each tick of a horizontal axis."""
+    return [
+        f'<path class="rule" d="M{place(t):.1f} {floor}v4"/>' + _label(place(t), floor + 15, f"{t:g}", "middle")
+        for t in ticks
+    ]
+
+
+def _axis_names(left: float, width: float, top: float, height: float, vertical: str, horizontal: str) -> str:
+    """The names of both axes: one in the top left corner, one below the middle."""
+    return _label(2, top - 4 if top > 16 else top, vertical) + _label(
+        (width + left) / 2, height - 6, horizontal, "middle"
+    )
+
+
+def abbreviated(count: int) -> str:
+    """Return a count as an axis has room for.
+
+    >>> abbreviated(1), abbreviated(10_000), abbreviated(10_000_000)
+    ('1', '10k', '10M')
+    """
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count // size}{letter}"
+    return str(count)
 
 
 def _rules(ticks: Sequence[float], place: Place, top: float, floor: float, below: float) -> list[str]:

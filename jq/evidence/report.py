@@ -14,9 +14,13 @@ import numpy as np
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import decibels
 from jq.calibration.stats import Stats
+from jq.evidence.layers import NetworkLayer
 from jq.evidence.lint_rules import Finding
+from jq.evidence.origins import Attribution, Origin
 from jq.evidence.page import page
+from jq.evidence.pictures import ChangedSample
 from jq.evidence.plots import decibel
+from jq.evidence.verdict import OutputsVerdict
 from jq.graph import Graph
 from jq.npu.constraints import Move, errors_of
 from jq.plan import Plan, QParams
@@ -50,6 +54,7 @@ class Deviation:
     clipped: float | None  # and what of that clipping makes
     shift: float | None  # of the squared error, what the channels' means are
     better: int | None  # an exponent that would halve what is made here
+    forbidden: bool = False  # whether the NPU's constraints do not allow that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,7 @@ class TensorRow:
     values: Distribution | None = None  # of the float tensor, as it is before it is rounded
     channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
     note: str = ""
+    origin: Origin | None = None  # of the error, as `compare` measured it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +104,17 @@ class Report:
     unmatched: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # tensors of one model only
     guard: tuple[Mend, ...] = ()  # what rounding would have ruined, and what was done
     sections: tuple[Section, ...] = ()  # what else is told, in front of the tensors
+    attribution: Attribution | None = None  # of the outputs' error to layers
+    advice: tuple[tuple[str, str], ...] = ()  # what to do about it: a sentence and a command each
+    verdict: OutputsVerdict = dataclasses.field(default_factory=OutputsVerdict)  # what the outputs lost, and who did it
+    layers: tuple[NetworkLayer, ...] = ()  # of the quantized model, which rows belong to by their node
+    changed: tuple[ChangedSample, ...] = ()  # samples that are put into another class
+    subject: str = "quantized"  # the quantized model's name, beside others
+    beside: tuple[Report, ...] = ()  # other quantized models of the same float model, to be shown beside this one
 
     def summary(self, count: int = 10) -> str:
         """The facts, what constraints moved, and the worst tensors, as lines of text."""
-        lines = [self.title, *(f"  {k}: {v}" for k, v in self.facts.items())]
+        lines = [self.title, *self.verdict.lines(), *(f"  {k}: {v}" for k, v in self.facts.items())]
         lines += [f"  only in the {model} model: {len(n)} tensors" for model, n in self.unmatched.items() if n]
         if self.guard:
             lines += ["mended by the guard:", *(f"  {m}" for m in self.guard[:count])]
@@ -111,7 +124,13 @@ class Report:
             lines += ["moved for the NPU:", *(f"  {m}" for m in self.moves[:count])]
         if len(self.moves) > count:
             lines.append(f"  and {len(self.moves) - count} more")
-        lines.append("tensors that lost most:")
+        if self.attribution is not None and self.attribution.layers:
+            lines += ["layers by their share of the outputs' error:", *self.attribution.lines(count)]
+            lines += ["blocks by their share of it:", *self.attribution.lines(count // 2, blocks=True)]
+            lines += ["what to do:", *(f"  {words}:\n    {command}" for words, command in self.advice)]
+        whole = any(row.error is not None for row in self.rows)
+        what = "their whole error against the float model" if whole else "what their own rounding loses"
+        lines.append(f"tensors by {what}, the worst first:")
         for r in self.rows[:count]:
             reason = f": {r.reason}" if r.reason else ""
             lines.append(f"  {decibel(r.sqnr):>8} {r.kind:<10} {r.tensor} ({_scale(r)}){reason}")
@@ -122,12 +141,19 @@ class Report:
         return _finite(
             {
                 "title": self.title,
+                "verdict": list(self.verdict.lines()),
+                "outputs": [dataclasses.asdict(o) for o in self.verdict.outputs],
                 "facts": dict(self.facts),
+                "attribution": None if self.attribution is None else dataclasses.asdict(self.attribution),
+                "advice": [{"what": words, "command": command} for words, command in self.advice],
                 "tensors": [dataclasses.asdict(r) for r in self.rows],
                 "guard": [dataclasses.asdict(m) for m in self.guard],
                 "moves": [dataclasses.asdict(m) for m in self.moves],
                 "findings": [dataclasses.asdict(f) for f in self.findings],
                 "unmatched": {k: list(v) for k, v in self.unmatched.items()},
+                "layers": [dataclasses.asdict(layer) for layer in self.layers],
+                "changed": [dataclasses.asdict(s) | {"picture": None} for s in self.changed],
+                "beside": [other.to_dict() for other in self.beside],
             }
         )
 

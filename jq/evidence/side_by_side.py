@@ -29,8 +29,10 @@ from jq.data.sources import Source
 from jq.data.stream import Batch, Program, Stream, devices_of
 from jq.errors import ModelError
 from jq.evidence.report import ends_of
+from jq.evidence.verdict import ScoreKind, distances, kind_of_scores
 from jq.exchange.quantized import split_quantizers
-from jq.graph import Graph
+from jq.graph import Graph, Value
+from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
 from jq.npu.constraints import violations
 from jq.passes import simplify
@@ -44,6 +46,8 @@ from jq.readings.tracing import AnyOrder, Traced
 Array = Any
 Sums = dict[str, np.ndarray]
 
+# A program of both networks runs on few samples: LLVM would take longer over it than it saves.
+QUICKLY_COMPILED = {"xla_backend_optimization_level": 1}
 _BATCH = 4  # samples per device and step
 _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
@@ -73,9 +77,13 @@ class Pair:
     @classmethod
     def of(cls, model: ModelLike, quantized: ModelLike) -> Pair:
         """The pair of two models, which must have the same inputs."""
-        one, other = (_floats_and_plan(m) for m in (model, quantized))
-        ours, theirs = ({v.name: v.dtype for v in g.inputs} for g in (one[0], other[0]))
-        if ours != theirs:
+        graphs = [m if isinstance(m, Graph) else load(m) for m in (model, quantized)]
+        made = [any(map(is_quantized, graph.walk())) for graph in graphs]
+        if made == [True, False]:
+            raise ModelError("the first model is quantized and the second is not; give the float model first")
+        one, other = map(_floats_and_plan, graphs)
+        ours, theirs = ({v.name: v for v in g.inputs} for g in (one[0], other[0]))
+        if ours.keys() != theirs.keys() or not all(_alike(ours[k], theirs[k]) for k in ours):
             raise ModelError(
                 f"the models have different inputs: {', '.join(map(str, one[0].inputs))}; in the quantized one "
                 f"{', '.join(map(str, other[0].inputs))}. Compare a model with what was made of it"
@@ -130,10 +138,11 @@ class Tensor:
     depth: int  # its place in the order of the quantized model
     qparams: QParams | None  # how the quantized model rounds it
     coded: bool  # whether the quantized model has the codes
+    scores: ScoreKind = ""  # of an output [samples, classes]
 
 
-def _floats_and_plan(model: ModelLike) -> tuple[Graph, Plan]:
-    graph, plan = split_quantizers(model if isinstance(model, Graph) else load(model))
+def _floats_and_plan(model: Graph) -> tuple[Graph, Plan]:
+    graph, plan = split_quantizers(model)
     return traceable(graph), plan
 
 
@@ -161,7 +170,7 @@ def _shared_tensors(pair: Pair, shapes: Sequence[Mapping[str, Any]]) -> list[Ten
         shape, declared = tuple(ours[name].shape), pair.original.values.get(name)
         fixed = declared is not None and declared.shape is not None and len(shape) == len(declared.shape) > 1
         channels = shape[1] if fixed and isinstance(declared.shape[1], int) else 1  # type: ignore[union-attr,index]
-        tensors.append(Tensor(name, twin, channels, depth, qparams, coded))
+        tensors.append(Tensor(name, twin, channels, depth, qparams, coded, kind_of_scores(pair.original, name, shape)))
     return tensors
 
 
@@ -184,6 +193,18 @@ def _grid(graph: Graph, name: str) -> QParams | None:
 def activations(graph: Graph) -> list[str]:
     """The tensors that are computed, and the inputs."""
     return [*(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
+
+
+def _alike(one: Value, other: Value) -> bool:
+    """Whether the same data may fit two inputs: dims that are free in one may be fixed in the other."""
+    if one.dtype != other.dtype:
+        return False
+    if one.shape is None or other.shape is None:
+        return True
+    pairs = zip(one.shape, other.shape, strict=False)
+    return len(one.shape) == len(other.shape) and not any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
+    )
 
 
 # --- One batch ---
@@ -239,7 +260,7 @@ class BatchSums:
             y = theirs.quantized(other, plan, sample)[1]
             return {t.name: _sums(t, x[t.name], y[t.twin], qparams.get(t.name), places[t.name]) for t in self.tensors}
 
-        return self.stream.each(one)
+        return self.stream.each(one, QUICKLY_COMPILED)
 
 
 def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
@@ -282,17 +303,27 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
             beyond = (scaled < ends[0]) | (scaled > ends[1])
             unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     # Whether there is an exponent is known of the tensor's own, not while tracing.
-    near = [replace(qparams, scale=qparams.scale * 2.0**k) for k in tried(tensor.qparams) if qparams is not None]
+    near = jnp.zeros(0)
+    if qparams is not None and (changes := tried(tensor.qparams)):
+        factors = jnp.exp2(jnp.asarray(changes, jnp.float32))
+        near = jax.vmap(lambda f: squared(own(replace(qparams, scale=qparams.scale * f))))(factors)
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
         "values": jnp.stack(values),
-        "near": jnp.stack([squared(own(q)) for q in near]) if near else jnp.zeros(0),
+        "near": near,
         "channels": jnp.stack([jnp.atleast_1d(c) for c in channels]),
         "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
         "counts": _counts(scaled, place["edges"]),
         "size": jnp.float32(x.size),
+        "classes": distances(tensor.scores, x, y / gain),
+        "best": _best(tensor, x, y / gain),
     }
+
+
+def _best(tensor: Tensor, x: Array, y: Array) -> Array:
+    """The class that each model puts the sample into, where it is scores of classes."""
+    return jnp.stack([jnp.argmax(v) for v in (x, y)]) if tensor.scores else jnp.zeros(0, jnp.int32)
 
 
 def _counts(x: Array, edges: Array) -> Array:
@@ -339,15 +370,17 @@ def added_up(step: BatchSums) -> dict[str, Total]:
 def _summed(sums: Sums, valid: np.ndarray) -> Sums:
     """The sums over the samples of a batch that are there."""
     kept = {k: v[valid].astype(np.float64) for k, v in sums.items()}
-    low, high, largest = kept.pop("extremes").T
+    (low, high, largest), best = kept.pop("extremes").T, kept.pop("best")
     with np.errstate(invalid="ignore"):
         kept |= {"l2": np.sqrt(kept["values"][:, 0]), "samples": np.ones_like(low)}
-    return {k: v.sum(0) for k, v in kept.items()} | {"extremes": np.array([low.min(), high.max(), largest.max()])}
+    extremes = np.array([low.min(), high.max(), largest.max()])
+    return {k: v.sum(0) for k, v in kept.items()} | {"extremes": extremes, "best": best}
 
 
 def _merged(one: Sums, other: Sums) -> Sums:
     (a, b, c), (d, e, f) = one["extremes"], other["extremes"]
-    return {k: v + other[k] for k, v in one.items()} | {"extremes": np.array([min(a, d), max(b, e), max(c, f)])}
+    extremes, best = np.array([min(a, d), max(b, e), max(c, f)]), np.concatenate([one["best"], other["best"]])
+    return {k: v + other[k] for k, v in one.items() if k != "best"} | {"extremes": extremes, "best": best}
 
 
 def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:

@@ -22,6 +22,7 @@ from jq.graph.unused import remove_unused
 from jq.ops.kinds import is_cast, is_clip
 from jq.ops.table import demanded
 from jq.plan import Plan, QParams, QTensor
+from jq.readings.diagnosis import blames_model
 
 _DOMAINS = (MICROSOFT, VITIS, CONTRIB, QUARK)
 _TARGETS = {helper.np_dtype_to_tensor_dtype(d): d for d in (np.dtype(np.float32), *(f.dtype for f in FLOATS.values()))}
@@ -42,11 +43,12 @@ class _Quantizer:
     stored: bool = False  # the source is an array of codes
 
 
+@blames_model
 def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
     """Return the float graph of a quantized one, and the plan that quantizes it.
 
-    Tensors have the names that they had before `export`; weights are what their codes stand for. The plan has no
-    forms: what an export wrote out for the NPU are nodes like others. What a plan cannot say stays in the graph.
+    Tensors get the names that they had before `export`, and weights the values that their codes stand for. The plan has no
+    forms: nodes that an export added for the NPU remain nodes. Whatever a plan cannot express stays in the graph.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")

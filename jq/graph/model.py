@@ -69,7 +69,7 @@ class Node:
         """The tensors that this node reads, those captured by its subgraphs included."""
         yield from (i for i in self.inputs if i)
         for graph in self.subgraphs.values():
-            yield from graph.captured()
+            yield from graph.captured
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,12 +103,13 @@ class Graph:
         """The version of a domain's operator set that this model was written for."""
         return self.opsets.get(domain, 1)
 
-    def captured(self) -> set[str]:
+    @functools.cached_property
+    def captured(self) -> frozenset[str]:
         """Names that a subgraph reads from the graphs around it."""
         own = {v.name for v in self.inputs} | {o for n in self.nodes for o in n.outputs}
         own |= self.arrays.keys()
         read = {r for n in self.nodes for r in n.reads()} | {v.name for v in self.outputs if v.name}
-        return read - own
+        return frozenset(read - own)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:

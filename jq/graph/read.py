@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +19,24 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from jq.errors import ModelError
 from jq.graph import Dim, Graph, Node, Value
+from jq.graph.checks import check_names, check_node, check_text
 from jq.graph.order import sorted_nodes
+from jq.util import files
 
 OLDEST_OPSET = 1  # opsets below 7 are read, though only 7 and up are promised
 # Tensors above this size never travel through onnx's C++ (which serializes, hence the 2 GB limit).
 # Shape inference needs the values of shape tensors only, and those are small.
 SKELETON_BYTES = 4096
-# Larger repeated values are made when the function is traced.
-_FILLED_BYTES = 64 << 20
+# What a file states in few bytes, repeated values and sparse tensors, is made while it is read up to this sum. Other
+# repeated values are made when the function is traced, and more sparse ones are refused.
+_MADE_BYTES = 256 << 20
+_FILLED_BYTES = 64 << 20  # of one of them
 # No machine that runs this holds more in one tensor; a header that says so is damaged or hostile.
 _MAX_TENSOR_BYTES = 1 << 38
-# Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds.
-_MAX_NODES = 1 << 20
+# Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds. Exporters write a
+# function for each layer, and call it some times: nodes may become so many times more, and so many in any case.
+_EXPANSION, _MANY_NODES = 64, 4096
+_DEEPEST = 16  # levels of graphs: types are inferred at each level for all below it
 Arrays: TypeAlias = dict[str, np.ndarray]
 ModelLike: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph  # what functions take as a model
 
@@ -59,11 +64,7 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
                 known = "a path, the bytes of a file or a ModelProto"
                 raise ModelError(f"a model of type {type(source).__name__!r}: expected {known}") from None
             folder = path.parent
-            try:
-                source = path.read_bytes()
-            except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-                cause = getattr(error, "strerror", None) or error
-                raise ModelError(f"cannot read the model {path}: {cause}") from error
+            source = files.content(path, error=ModelError, kind="the model ")
         model = ModelProto()
         try:
             model.ParseFromString(source)
@@ -81,15 +82,21 @@ class _Reader:
         # IR versions before 3 state none.
         self.opsets = {_domain(o.domain): o.version for o in model.opset_import} or {"": 1}
         self.arrays: dict[str, np.ndarray] = {}
+        self.made = 0  # bytes
 
     def read(self) -> Graph:
         model = self.model
         if not model.HasField("graph") or not (model.graph.node or model.graph.output):
             raise ModelError("not an ONNX model: it holds no graph")
         self._check_opsets()
+        check_text("metadata entry", [text for p in model.metadata_props for text in (p.key, p.value)])
         initializers = self._tensors(model.graph)
         if model.functions:
             model = _inlined(model)
+        if (levels := _nesting(model.graph)) > _DEEPEST:
+            raise ModelError(
+                f"graphs nest {levels} deep, one in an attribute of the other; expected at most {_DEEPEST}"
+            )
         graph = self._graph(model.graph, frozenset(), initializers, prefix="", outer={})
         if not all(v.name for v in (*graph.inputs, *graph.outputs)):
             raise ModelError("an input or output of the graph has no name")
@@ -119,7 +126,9 @@ class _Reader:
         self, proto: GraphProto, scope: frozenset[str], initializers: Arrays, prefix: str, outer: Mapping[str, str]
     ) -> Graph:
         """A graph or subgraph; `scope` is what the graphs around it define, `outer` their renamings."""
-        _check_names(proto)
+        check_names(proto)
+        for node in proto.node:
+            check_node(node, self.opsets.get(_domain(node.domain), 1))
         renamed = dict(outer)
 
         def add_array(name: str, array: np.ndarray) -> None:
@@ -170,9 +179,7 @@ class _Reader:
                 where = f"node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r}"
                 raise ModelError(f"{where}: {error}") from error
         inputs = tuple(renamed.get(i, i) for i in proto.input)
-        node = Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
-        _check_arity(node, self.opsets.get(node.domain, 1))
-        return node
+        return Node(proto.op_type, inputs, tuple(proto.output), attrs, proto.name, _domain(proto.domain))
 
     def _attribute(self, proto: AttributeProto, scope: frozenset[str], prefix: str, outer: Mapping[str, str]) -> Any:
         kind = proto.type
@@ -221,15 +228,26 @@ class _Reader:
         if shape is None or shape.ndim != 1 or value.size != 1 or shape.min(initial=0) < 0:
             return None
         dims = tuple(shape.tolist())
+        size = math.prod(dims) * value.itemsize
+        if size > min(_FILLED_BYTES, _MADE_BYTES - self.made):
+            return None
         try:
-            return np.full(dims, value.reshape(())) if math.prod(dims) * value.itemsize <= _FILLED_BYTES else None
+            filled = np.full(dims, value.reshape(()))
         except ValueError:  # more dims than numpy has: an error where the node is evaluated
             return None
+        self.made += size
+        return filled
 
     def dense(self, sparse: onnx.SparseTensorProto) -> np.ndarray:
         """A sparse tensor as a dense array."""
         values, indices, name = self.array(sparse.values), self.array(sparse.indices), sparse.values.name
         shape = _checked_shape(name, sparse.dims, values.dtype.itemsize)
+        self.made += math.prod(shape) * values.dtype.itemsize
+        if self.made > _MADE_BYTES:
+            raise ModelError(
+                f"sparse tensor {name!r} of shape {shape}: with it, what the file states in few bytes would take "
+                f"{self.made / 1e9:.1f} GB; store it as a dense tensor"
+            )
         try:
             dense = np.zeros(shape, values.dtype)
             if indices.ndim == 1:
@@ -302,8 +320,11 @@ def _inlined(model: ModelProto) -> ModelProto:
             _strip(tensor)
     bodies = {_callee(f.domain, f.name, f): f.node for f in model.functions}
     try:
-        if _expanded(model.graph.node, bodies, {}, ()) > _MAX_NODES:
-            raise ModelError(f"they stand for more than {_MAX_NODES} nodes")
+        limit = max(_MANY_NODES, _EXPANSION * (len(model.graph.node) + sum(map(len, bodies.values()))))
+        if (count := _expanded(model.graph.node, bodies, {}, ())) > limit:
+            raise ModelError(
+                f"they stand for {count} nodes, and the file holds {len(bodies)} functions; expected at most {limit}"
+            )
         return onnx.inliner.inline_local_functions(light)
     except Exception as error:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error
@@ -335,48 +356,16 @@ def _expanded(
     return total
 
 
+def _nesting(graph: GraphProto) -> int:
+    """How many levels of graphs there are, this one included."""
+    inner = (_nesting(a.g) for n in graph.node for a in n.attribute if a.HasField("g"))
+    return 1 + max(inner, default=0)
+
+
 def _strip(tensor: TensorProto) -> None:
     """Drop a tensor's payload, which `_Reader` has already read."""
     for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
         tensor.ClearField(field)
-
-
-def _check_names(graph: GraphProto) -> None:
-    values = (*graph.input, *graph.output, *graph.value_info)
-    names = itertools.chain(
-        [graph.name],
-        *((n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)) for n in graph.node),
-        *((v.name, *(d.dim_param for d in v.type.tensor_type.shape.dim)) for v in values),
-        (t.name for t in graph.initializer),
-        (t.values.name for t in graph.sparse_initializer),
-    )
-    if (odd := next((n for n in names if isinstance(n, bytes)), None)) is not None:  # protobuf's way to say so
-        raise ModelError(f"the name {odd!r} is not UTF-8; the file is damaged")
-    for node in graph.node:
-        if not f"{node.domain}{node.op_type}".isprintable():
-            operator = f"the operator {node.op_type!r} of {node.domain!r}"
-            raise ModelError(f"node {node.name!r} has {operator}; the file is damaged")
-
-
-def _check_arity(node: Node, opset: int) -> None:
-    """Raise a ModelError for a missing required operand, so that no later code has to check."""
-    if (limits := _arity(node.op_type, node.domain, opset)) is None:
-        return
-    for names, least, most, kind in ((node.inputs, *limits[0], "inputs"), (node.outputs, *limits[1], "outputs")):
-        count = max((i + 1 for i, name in enumerate(names) if name), default=0)  # trailing ones may be left empty
-        if not least <= max(count, min(len(names), least)) <= most:
-            expected = str(least) if least == most else f"at most {most}" if len(names) > most else f"at least {least}"
-            where = f"node {node.label!r} ({node.qualified}, opset {opset})"
-            raise ModelError(f"{where} has {len(names)} {kind}, the operator has {expected}")
-
-
-@functools.cache
-def _arity(op_type: str, domain: str, opset: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:  # a custom operator, or one of a vendor
-        return None
-    return (schema.min_input, schema.max_input), (0, schema.max_output)  # outputs may be left unnamed
 
 
 def _domain(domain: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -20,6 +20,12 @@ def _all_schemas() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
     for versions in schemas.values():
         versions.sort(key=lambda s: s.since_version)
     return schemas
+
+
+def every_schema() -> Iterator[onnx.defs.OpSchema]:
+    """All versions of all operators."""
+    for versions in _all_schemas().values():
+        yield from versions
 
 
 def schema_versions(name: str, domain: str) -> list[onnx.defs.OpSchema]:

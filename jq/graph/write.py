@@ -21,6 +21,7 @@ from jq.util import files
 
 _LONGEST_SHAPE = 1 << 16
 _LONGEST_DIM = 1 << 20  # a vector of so many numbers may become a type of as many dims, 140 bytes each
+_MOST_PROPAGATED = 1 << 21  # of all such vectors together
 _LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, less room for the structure
 _ALIGNMENT = 4096  # of external tensors, so that they can be mapped
 
@@ -83,6 +84,7 @@ def save(
     ...     jq.save(jq.load(jq.zoo.path("fashion_resnet")), f"{folder}/copy.onnx")
     """
     path, arrays = Path(path), _arrays(graph, params)
+    files.check_writable(path)
     if external is None and sum(a.nbytes for a in arrays.values()) > _LARGEST_PROTO:
         external = External()
     if external is not None:
@@ -100,10 +102,10 @@ def save(
                 check_model(draft)
             for data in sorted(Path(folder).iterdir()):
                 if data != draft:
-                    os.replace(data, path.parent / data.name)
-            os.replace(draft, path)  # the model goes last
-    except OSError as error:
-        raise ModelError(f"cannot write the model {path}: {error.strerror or error}") from error
+                    files.replace(data, path.parent / data.name)
+            files.replace(draft, path)  # the model goes last
+    except (OSError, ValueError) as error:  # protobuf and numpy raise ValueErrors too
+        raise ModelError(f"cannot write the model {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def finished(graph: Graph, path: str | os.PathLike[str] | None = None) -> ModelProto:
@@ -243,12 +245,22 @@ def infer_types(graph: Graph) -> dict[str, Value]:
     declared = {k: _bounded(v) for k, v in graph.declared.items() if not _endless(v)}
     try:
         model = to_model(graph.replace(inputs=inputs, declared=declared), skeleton=True)
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(model)
+        if _propagated(inferred.graph) <= _MOST_PROPAGATED:
+            inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:  # onnx's C++ raises many kinds
         text = f"ONNX's shape inference fails, so passes that need types of tensors do nothing: {error}"
         warnings.warn(text, stacklevel=2)
         return {}
     return {v.name: read_value(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
+
+
+def _propagated(graph: GraphProto) -> int:
+    """Elements of the vectors that onnx would propagate as shapes, each as a proto: it sets no limit."""
+    made = {name for node in graph.node for name in node.output}
+    shapes = (v.type.tensor_type.shape.dim for v in (*graph.value_info, *graph.output) if v.name in made)
+    own = sum(max(shape[0].dim_value, 0) for shape in shapes if len(shape) == 1)
+    return own + sum(_propagated(a.g) for n in graph.node for a in n.attribute if a.HasField("g"))
 
 
 def _endless(value: Value) -> bool:

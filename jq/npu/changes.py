@@ -15,10 +15,10 @@ from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.graph.quantizers import is_quantize
 from jq.graph.unused import remove_unused
-from jq.npu.facts import NPU_RANK, Evidence
+from jq.npu.facts import NPU_FORMATS, NPU_RANK, Backend, Evidence
 from jq.npu.placing import cuts_above, is_depthwise, means_image
 from jq.npu.units import constant, is_quantizer
-from jq.ops.kinds import is_hard_sigmoid, is_product, is_reshape, is_sigmoid, is_transpose, pools_average
+from jq.ops.kinds import is_hard_sigmoid, is_product, is_reshape, is_resize, is_sigmoid, is_transpose, pools_average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Change:
     what: str
     evidence: Evidence  # that it helps
     apply: Callable[[Graph], Graph]
+    backend: Backend | None = None  # the only one that it is for
+    makes: str = ""  # an operator that the format has to list
+
+    def suits(self, backend: str, format: str) -> bool:
+        """Whether a model of this format may gain by it on this backend."""
+        return self.backend in (None, backend) and (not self.makes or format in NPU_FORMATS[self.makes])
 
 
 def _relu_for_clip(graph: Graph) -> Graph:
@@ -83,6 +89,25 @@ def _pool_for_mean(graph: Graph) -> Graph:
         )
     changed = graph.edit(nodes)
     return changed.replace(nodes=tuple(m for n in changed.nodes for m in added.get(n, (n,))))
+
+
+def _products_for_resize(graph: Graph) -> Graph:
+    """The graph with a MatMul for each Resize that interpolates: one for both axes, as those between stand alike."""
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    taken, weights = set(graph.tensors), list[Node]()
+    for node in (n for n in graph.nodes if is_resize(n) and n.attrs.get("mode", "nearest") != "nearest"):
+        codes, scale, weight = (fresh(f"{node.label}_{k}", taken) for k in ("product", "scale", "weight"))
+        arrays |= {codes: np.zeros((1, 1), np.int8), scale: np.array(0.5, np.float32)}
+        weights.append(Node("DequantizeLinear", (codes, scale), (weight,)))
+        nodes[node] = Node("MatMul", (node.inputs[0], weight), node.outputs, {}, node.name)
+    return graph.replace(nodes=(*weights, *graph.nodes)).edit(nodes, arrays) if nodes else graph
+
+
+def _depth_for_resize(graph: Graph) -> Graph:
+    """The graph with a DepthToSpace, of copies of channels, for each Resize of mode nearest."""
+    nearest = (n for n in graph.nodes if is_resize(n) and n.attrs.get("mode", "nearest") == "nearest")
+    return graph.edit({n: Node("DepthToSpace", n.inputs[:1], n.outputs, {"blocksize": 2}, n.name) for n in nearest})
 
 
 def _dense_for_depthwise(graph: Graph) -> Graph:
@@ -151,6 +176,20 @@ CHANGES = (
         _pool_for_mean,
     ),
     Change(
+        "resize_to_matmul",
+        "products by constant matrices for each Resize that interpolates, along height and width; exact, at the cost of "
+        "multiplications: whole=0 in the config, or resize_to_matmul in rewrites; else mode nearest, and train with it",
+        "guess",
+        _products_for_resize,
+    ),
+    Change(
+        "resize_to_depth_to_space",
+        "copies of channels and DepthToSpace for each Resize that repeats pixels, of which 16 bits list no other form; exact: "
+        "whole=0 in the config, or resize_to_depth_to_space in rewrites",
+        "documented",
+        _depth_for_resize,
+    ),
+    Change(
         "depthwise_to_dense",
         "an ordinary 1x1 convolution with a diagonal weight for each depthwise one that a BatchNormalization became; "
         "exact, at the cost of its multiplications: whole=0 in the config, or depthwise_to_dense in rewrites",
@@ -158,11 +197,20 @@ CHANGES = (
         _dense_for_depthwise,
     ),
     Change(
+        "hard_sigmoid",
+        "HardSigmoid for each Sigmoid, which X1 runs with its factor: form_loss=None in the config, at a loss that the report "
+        "has; finetuning is told of the form, so that weights make up for it",
+        "log",
+        lambda graph: in_format(graph, "XINT8"),
+        backend="X1",
+    ),
+    Change(
         "hard_swish",
-        "HardSwish for each Sigmoid or HardSigmoid that gates its own input, which XINT8 lists: leave 'hard_swish_to_product' "
-        "out of rewrites, or train with HardSwish for SiLU",
+        "HardSwish for each Sigmoid or HardSigmoid that gates its own input, which XINT8 lists: whole=0 in the config leaves the "
+        "network's own as they are; for SiLU, train with HardSwish",
         "documented",
         _hard_swish,
+        makes="HardSwish",
     ),
 )
 

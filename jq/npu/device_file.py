@@ -14,7 +14,6 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,13 +218,9 @@ _SCHEMA = {
 def read_device_report(path: str | os.PathLike[str]) -> DeviceReport:
     """Return the report in a file; a DataError where it is none, was cut off or was changed."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; {_HOW}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text ({error.reason} at byte {error.start}); {_HOW}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON, or was cut off: {error}; {_HOW}") from None
+        document = files.document(path, form="JSON")
+    except DataError as error:
+        raise DataError(f"{error}; {_HOW}") from None
     if isinstance(document, dict) and "deviceStat" in document:
         raise DataError(
             f"{path} is the provider's own report, which `jq-quant npu MODEL --report {path}` reads; {_HOW}"

@@ -277,6 +277,11 @@ PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
                 "X1 takes zero points of 0 for int8 and 128 for uint8",
             ),
             PlaceRule(
+                "x1-setting", "documented", "zmaychek84/vaip, vaip_pass_to_xir_ops", "2024-11",
+                "X1 takes one output, both bounds of a Clip, no output_padding, and a Resize of an image that is nearest or "
+                "linear by common coordinates",
+            ),
+            PlaceRule(
                 "format", "guess", "no source names such a format", "2026-11",
                 "the vendor's formats have activations of 8 or 16 bits and weights of 8",
             ),

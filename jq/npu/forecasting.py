@@ -15,19 +15,20 @@ from jq.config import QuantConfig, resolve
 from jq.data.sources import open_source
 from jq.errors import ConfigError, check_choice
 from jq.evidence.lint_rules import counted
-from jq.evidence.places import places_page
+from jq.evidence.places import places_report
 from jq.exchange.export import export
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
-from jq.npu.changes import CHANGES, in_format
+from jq.npu.changes import CHANGES, Change, in_format
 from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, NPU_FORMATS, PLACE_RULES, Evidence, PlaceRule
 from jq.npu.placing import Place, Placed, UnitPlace, place
 from jq.npu.placing import names as named
 from jq.npu.units import is_quantizer
 from jq.ops.kinds import is_hard_sigmoid, is_layer
 from jq.pipeline import calibrated
-from jq.recovery.bounds import bound_choice, with_relus
+from jq.readings.diagnosis import blames_model
+from jq.recovery.bounds import bound_choice, without_clips
 from jq.util import files, markup
 
 _SHOWN = 3  # nodes named in a line
@@ -118,7 +119,7 @@ class Forecast:
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the forecast, with the graph in the colours of the places, as a page."""
-        files.write(path, places_page(self))
+        places_report(self).to_html(path)
 
     def __str__(self) -> str:
         """The forecast as text: counts, what breaks the model and by whose word, and what to change."""
@@ -145,7 +146,8 @@ class Forecast:
             yield f"change: {advice.what} [{advice.change}; {advice.evidence}]"
             yield f"  then {after}; subgraphs {advice.subgraphs}"
         kinds = Counter(PLACE_RULES[p.rule].evidence for p in self.nodes.values())
-        yield "placed by rules that are " + ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+        if kinds:
+            yield "placed by rules that are " + ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
         yield from (f"note: {note}" for note in self.notes)
 
     def _repr_html_(self) -> str:
@@ -153,6 +155,7 @@ class Forecast:
         return markup.preview(next(self.lines()), ("node", "operators", "rule", "says"), rows)
 
 
+@blames_model
 def forecast(
     model: ModelLike,
     chip: str = "stx",
@@ -163,7 +166,7 @@ def forecast(
 ) -> Forecast:
     """Return where the nodes of a model will run on a chip, why the rest does not, and what to change.
 
-    A quantized model is taken as it is. A float model is quantized first, by `config` ("XINT8" if None) with scales that
+    A quantized model is forecast without changes. A float model is quantized first, by `config` ("XINT8" if None) with scales that
     cost little to find, as places depend on the structure alone; without `data`, on random data. The backend is the
     chip's default if None: X2, or X1 where the chip has no other.
 
@@ -193,7 +196,7 @@ def forecast(
         MappingProxyType(dict(placed.nodes)),
         breaks,
         tuple(_advice(graph, chip, backend, placed)),
-        (*notes, *_notes(placed, chip)),
+        (*notes, *_free_dims(graph), *_notes(placed, chip)),
         placed.units,
         MappingProxyType(dict(placed.copies)),
     )
@@ -224,7 +227,7 @@ def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Grap
         samples = list(open_source(data, graph.inputs, seed=cheap.seed).limited(_SAMPLES).samples())
     ready = calibrated(graph, samples, cheap)
     plan = ready.guarded.plan
-    made = with_relus(ready.graph, bound_choice(ready.graph, plan, cheap, samples))
+    made = without_clips(ready.graph, bound_choice(ready.graph, plan, cheap, samples, ready.moved))
     return load(export(made, plan)), notes
 
 
@@ -242,19 +245,19 @@ def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[A
     """The changes after which less is on the CPU or in fewer subgraphs, each alone, then all that help together."""
     if not placed.broken:
         return
-    helping = []
-    for change in CHANGES:
+    helping: dict[Change, Placed] = {}
+    for change in (c for c in CHANGES if c.suits(backend, placed.format)):
         after = place(change.apply(graph), backend)
         if _helps(after, placed):
-            helping.append(change)
+            helping[change] = after
             yield _advised(change.name, change.what, change.evidence, after)
-    if len(helping) > 1:
-        together = graph
-        for change in helping:
-            together = change.apply(together)
+    together = graph
+    for change in helping:
+        together = change.apply(together)
+    after = place(together, backend)
+    if all(_helps(after, alone) for alone in (placed, *helping.values())):
         evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
-        name = " + ".join(c.name for c in helping)
-        yield _advised(name, "these together", evidence, place(together, backend))
+        yield _advised(" + ".join(c.name for c in helping), "these together", evidence, after)
     listed = (*NPU_FORMATS["HardSigmoid"], "XINT8")  # XINT8 makes it of Sigmoid
     gated = any(is_hard_sigmoid(n) for n in graph.nodes)
     for format in (f for f in BACKEND_FORMATS[backend] if f != placed.format):
@@ -295,6 +298,16 @@ def _helps(after: Placed, before: Placed) -> bool:
 
 def _advised(name: str, what: str, evidence: Evidence, after: Placed) -> Advice:
     return Advice(name, what, evidence, MappingProxyType(after.counts), after.subgraphs)
+
+
+def _free_dims(graph: Graph) -> Iterator[str]:
+    """A note where the shapes of inputs are not fixed, which the provider's documents ask for."""
+    free = [v.name for v in graph.inputs if v.shape is None or not all(isinstance(d, int) for d in v.shape)]
+    if free:
+        yield (
+            f"shapes must be fixed (amd/ryzen-ai-documentation 1.8.0, modelrun.rst), and {counted(len(free), 'input')} "
+            f"({', '.join(free[:_SHOWN])}) has free dims: this is the forecast for the model with them fixed"
+        )
 
 
 def _notes(placed: Placed, chip: str) -> Iterator[str]:

@@ -14,15 +14,11 @@ from typing import NamedTuple
 from jq.graph import Graph, Node
 from jq.graph.quantizers import computes_on_codes, is_dequantize
 from jq.graph.schemas import attributes
-from jq.npu.facts import (
-    BACKEND_FORMATS,
-    FEWEST_CONVS,
-    NPU_FORMATS,
-    NPU_RANK,
-)
+from jq.npu.facts import BACKEND_FORMATS, FEWEST_CONVS, NPU_FORMATS, NPU_RANK
 from jq.npu.facts import is_hard_sigmoid as has_the_chips_slope
 from jq.npu.pieces import pieces
 from jq.npu.units import ComputeUnit, Units, constant, is_quantizer, units_of
+from jq.npu.xir import becomes_xir
 from jq.ops.kinds import (
     adds,
     averages,
@@ -184,6 +180,8 @@ def _rule(graph: Graph, unit: ComputeUnit, backend: str, format: str) -> _Ruling
         return False, "rank"
     if len(unit.nodes) == 1 and _has_float_operand(graph, unit.layer):
         return False, "not-quantized"
+    if backend == "X1" and not all(becomes_xir(graph, n) for n in unit.nodes):
+        return False, "x1-setting"
     if len(unit.nodes) > 1:
         return _pair(graph, unit, backend, format)
     return _single(graph, unit.layer, backend, format or "A8W8")

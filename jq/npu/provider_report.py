@@ -11,14 +11,14 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jq.errors import DataError
 from jq.graph.quantizers import QUANTIZERS
 from jq.npu.facts import PLACE_RULES
 from jq.npu.placing import CPU, EP_CPU, NPU
+from jq.util import files
 
 if TYPE_CHECKING:
     from jq.npu.forecasting import Forecast
@@ -96,12 +96,7 @@ class Comparison:
 
 def read_report(path: str | os.PathLike[str]) -> ProviderReport:
     """Return what a vitisai_ep_report.json says; a DataError where the file is no such report."""
-    try:
-        document = json.loads(_text(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON, or was cut off: {error}; {_HOW}") from None
-    except RecursionError:
-        raise DataError(f"{path} nests too deep for a report of the provider; {_HOW}") from None
+    document = _read(path, lambda path: files.document(path, form="JSON"))
     devices = _entries(path, document, "deviceStat")
     if not devices:
         raise DataError(f"{path} has no deviceStat, the list of devices with their nodes; {_HOW}")
@@ -137,7 +132,7 @@ def read_report(path: str | os.PathLike[str]) -> ProviderReport:
 
 def read_console(path: str | os.PathLike[str]) -> ProviderReport:
     """Return what the provider's last lines in a console's output say; a DataError where there are none."""
-    text = _PREFIX.sub("", _text(path))
+    text = _PREFIX.sub("", _read(path, files.text))
     lines = {kind: dict(_COUNT.findall(rest)) for kind, rest in _LINES.findall(text)}  # the last of each
     if not lines.get("Operators"):
         raise DataError(
@@ -194,17 +189,11 @@ def compare_with_report(forecast: Forecast, report: ProviderReport) -> Compariso
 # --- Reading files of unknown origin ---
 
 
-def _text(path: str | os.PathLike[str]) -> str:
-    """A file's text; shells of Windows write UTF-16."""
+def _read(path: str | os.PathLike[str], reader: Callable[[Any], Any]) -> Any:
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; {_HOW}") from None
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text ({error.reason} at byte {error.start}); {_HOW}") from None
+        return reader(path)
+    except DataError as error:
+        raise DataError(f"{error}; {_HOW}") from None
 
 
 def _entries(path: str | os.PathLike[str], document: Any, name: str) -> list[Mapping[str, Any]]:

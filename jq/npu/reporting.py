@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jq.data.arrays import Sample
-from jq.data.sources import open_source
+from jq.data.sources import as_trained, open_source
 from jq.errors import ConfigError, Error
 from jq.evaluation.accuracy import Labels, classify, read_labels, stacked_scores
 from jq.graph import Graph
@@ -75,7 +75,7 @@ def device_report(
     ((4, 1, 10), 'forecast')
     """
     graph = model if isinstance(model, Graph) else load(model)
-    source = open_source(data, graph.inputs, seed=seed).limited(limit)
+    source = open_source(as_trained(data, graph.metadata), graph.inputs, seed=seed).limited(limit)
     samples = list(source.samples())
     right = None if labels is None else _labels(labels, limit)
     with warnings.catch_warnings(record=True) as caught, _own_report(_asked(reading)) as (provider, written):

@@ -39,7 +39,7 @@ class Target:
     'floor'
     """
 
-    name: str
+    name: str  # by which commands and reports call it
     rounding: Mode  # of what leaves an operator
     bias_guard: int | None = None  # bits that a bias keeps below the products' grid; None for all
     add_guard: int | None = None  # bits that the operands of a sum keep below the coarsest's grid; None for all
@@ -52,7 +52,7 @@ class Target:
     lerp_bits: int | None = None  # of the weights of bilinear resizing; None for exact ones
     bfloat16_softmax: bool = False  # exponentials and products in bfloat16; else the float function
     requantize: Literal["shift", "significand", "float32"] = "shift"  # by a scale that is no power of two
-    partial_sums: PartialSums | None = None
+    partial_sums: PartialSums | None = None  # sums that are rounded on the way; None: sums are exact
 
     def __post_init__(self) -> None:
         if self.rounding not in get_args(Mode):

@@ -154,6 +154,8 @@ def fix_neuron(
     x: Array, scale: Array | None = None, zero_point: Array | None = None, *, bit_width: int = 8, pos: int = 0
 ) -> Array:
     """Rounded to signed integers of `bit_width` bits at a position; AMD's compiler reads the attributes alone."""
+    if not 1 <= bit_width <= _WIDEST:
+        raise UnsupportedOp(f"bit_width is {bit_width}; it may be 1 to {_WIDEST}")
     most = 2 ** (bit_width - 1)
     return fake_quant(x, power_of_two(-pos), 0, Integer(bit_width, True, -most, most - 1))
 

@@ -225,13 +225,14 @@ def einsum(*inputs: Array, equation: str) -> Array:
 def _is_relu(attrs: Mapping[str, Any], operands: Sequence[Any]) -> bool:
     """Whether a Clip is one that the vendor's compiler takes for a ReLU: to [0, 6] or [0, 1], by inputs.
 
-    Another is one to the largest code of 8 bits at a scale below one, which a quantizer does by itself.
+    Others are those to the largest code of 8 bits at a scale below one, from zero or from the least code: a quantizer
+    makes such a cut by itself.
     """
     bounds = [float(np.asarray(v).item()) for v in operands[1:3] if v is not None and np.size(v) == 1]
     if len(bounds) != 2:
         return False
     scale, exponent = math.frexp(bounds[1] / INT8.qmax)
-    if bounds[0] == 0 and scale == 0.5 and exponent <= 0:
+    if scale == 0.5 and exponent <= 0 and bounds[0] in (0, math.ldexp(INT8.qmin, exponent - 1)):
         return True
     return any(np.allclose(bounds, (0, high), rtol=1e-6, atol=1e-6) for high in (6, 1))
 

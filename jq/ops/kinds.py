@@ -18,6 +18,7 @@ def _kind(*op_types: str) -> Callable[[Node], bool]:
 is_cast = _kind("Cast")
 is_clip = _kind("Clip")
 is_conv = _kind("Conv")
+is_transposed_conv = _kind("ConvTranspose")
 is_product = _kind("Mul")
 is_sum = _kind("Add")
 is_matmul = _kind("MatMul")
@@ -49,9 +50,15 @@ keeps_channels = _kind(  # by one rule for all, with operands that are alike for
     "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "MaxPool", "AveragePool",
     "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip
+keeps_sign = _kind(
+    "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Reshape", "Flatten", "Transpose", "Identity"
+)
 guards = _kind("Add", "Max")  # with an epsilon, against zero
 breaks_at_zero = _kind("Sqrt", "Reciprocal", "Log", "Pow")
 divides = _kind("Div")
+outgrows = _kind(  # whole numbers beyond those it is computed from
+    "Mul", "Add", "Sub", "Pow", "ReduceProd", "ReduceSum", "ReduceSumSquare", "MatMul", "CumSum", "BitShift"
+)
 
 
 # --- Multiply-accumulates, from the shapes of a node's inputs and of its output ---

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jq.arithmetic import layout
 from jq.arithmetic.numerics import Mode, round_shift
 from jq.errors import ModelError
 from jq.ops.integer.fixed import FLOAT32_BITS, Fixed
+from jq.ops.resizing import coordinates, cubic, new_sizes, rounded, taps_of
 from jq.ops.shape import take_known
 from jq.ops.table import Array, IntegerContext, Quant, integer, op
 
@@ -57,7 +58,7 @@ def resize(
     """Coordinates are float32, as onnxruntime's: that decides what a tie rounds to."""
     axes = [int(a) % x.ndim for a in (range(x.ndim) if axes is None else axes)]
     old = [x.shape[a] for a in axes]
-    new, ratios = _sizes(old, scales, sizes, keep_aspect_ratio_policy)
+    new, ratios = new_sizes(old, scales, sizes, keep_aspect_ratio_policy)
     kind, crop = x.dtype, coordinate_transformation_mode == "tf_crop_and_resize"
     if crop and (roi is None or len(roi) != 2 * len(axes)):
         raise ModelError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} values")
@@ -65,10 +66,10 @@ def resize(
         start, end = (roi[i], roi[i + len(axes)]) if crop and roi is not None else (0.0, 1.0)
         if new[i] == old[i] and ratios[i] == 1 and (start, end) == (0, 1):
             continue
-        places = _coordinates(coordinate_transformation_mode, old[i], new[i], np.float32(ratios[i]), start, end)
+        places = coordinates(coordinate_transformation_mode, old[i], new[i], np.float32(ratios[i]), start, end)
         outside = (places < 0) | (places > old[i] - 1)
         if mode == "nearest":
-            x = _pick(x, axis, _round(places, nearest_mode))
+            x = _pick(x, axis, rounded(places, nearest_mode))
         else:
             x = _blend(x, axis, places, ratios[i] if antialias else 1.0, mode, cubic_coeff_a, bool(exclude_outside))
         if crop and outside.any():
@@ -94,16 +95,16 @@ def integer_resize(
     rank = x.array.ndim
     places = [int(a) % rank for a in (range(rank) if axes is None else axes)]
     old = [x.array.shape[a] for a in places]
-    new, ratios = _sizes(old, scales, sizes, keep_aspect_ratio_policy)
+    new, ratios = new_sizes(old, scales, sizes, keep_aspect_ratio_policy)
     rows: dict[int, np.ndarray] = {}
     for axis, before, after, ratio in zip(places, old, new, ratios, strict=True):
         if after != before or ratio != 1:
-            rows[axis] = _coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
+            rows[axis] = coordinates(coordinate_transformation_mode, before, after, np.float32(ratio), 0.0, 1.0)
     if mode == "nearest":
-        return x.holding(functools.reduce(lambda y, a: _pick(y, a, _round(rows[a], nearest_mode)), rows, x.array))
+        return x.holding(functools.reduce(lambda y, a: _pick(y, a, rounded(rows[a], nearest_mode)), rows, x.array))
     if x.waits or (x.floating and ctx.target.requantize == "float32"):
         return NotImplemented  # in float32 each term is rounded before it is added
-    spans = {a: _taps(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}
+    spans = {a: taps_of(row, x.array.shape[a], 1.0, "linear", 0.0, False) for a, row in rows.items()}
     if ctx.target.lerp_bits is None:
         return _interpolated(x, spans)
     spatial = [a for a in range(rank) if a in spans]
@@ -143,66 +144,13 @@ def chips_bilinear(x: Fixed, spans: Sequence[Any], axes: Sequence[int], weight_b
     return Fixed(v, scale, bound, floating=x.floating, causes=frozenset({"interpolation"}))
 
 
-def _sizes(old: Sequence[int], scales: Any, sizes: Any, policy: str | None) -> tuple[list[int], list[float]]:
-    """New sizes and the scales, of which one is given."""
-    if sizes is None or len(sizes) == 0:
-        if scales is None or len(scales) != len(old):
-            count = None if scales is None else len(scales)
-            raise ModelError(f"needs {len(old)} scales or sizes, found {count} scales")
-        scales = np.asarray(scales, np.float32)
-        return [int(np.float32(n) * s) for n, s in zip(old, scales, strict=True)], scales.tolist()
-    ratios = [int(m) / n for m, n in zip(sizes, old, strict=True)]
-    if policy in (None, "stretch"):
-        return [int(m) for m in sizes], ratios
-    scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return [int(scale * n + 0.5) for n in old], [scale] * len(old)
-
-
-def _coordinates(mode: str, old: int, new: int, scale: np.float32, start: float, end: float) -> np.ndarray:
-    """Where each place of the resized axis lies on the original one: ONNX's formulas."""
-    x, half = np.arange(new, dtype=np.float32), np.float32(0.5)
-    exact = np.float32(old) * scale  # the size before it was cut to an integer
-    match mode:
-        case "half_pixel":
-            return (x + half) / scale - half
-        case "pytorch_half_pixel":
-            return (x + half) / scale - half if new > 1 else 0 * x
-        case "half_pixel_symmetric":
-            return np.float32(old / 2 * (1 - new / exact)) + (x + half) / scale - half
-        case "asymmetric":
-            return x / scale
-        case "tf_half_pixel_for_nn":
-            return (x + half) / scale
-        case "align_corners":
-            return x * np.float32(old - 1) / (exact - 1) if exact != 1 else 0 * x
-        case "tf_crop_and_resize":
-            slope = (end - start) * (old - 1)
-            shift = np.float32(start * (old - 1))
-            return shift + x * np.float32(slope) / (exact - 1) if exact != 1 else shift + np.float32(slope / 2) + 0 * x
-    raise ModelError(f"coordinate_transformation_mode {mode!r} is not one of ONNX")
-
-
-_NEAREST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
-    "round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)),
-    "floor": np.floor,
-    "ceil": np.ceil,
-}
-
-
-def _round(x: np.ndarray, mode: str) -> np.ndarray:
-    if mode not in _NEAREST:
-        raise ModelError(f"nearest_mode {mode!r} is not one of ONNX")
-    return _NEAREST[mode](x)
-
-
 def _pick(x: Array, axis: int, places: np.ndarray) -> Array:
     return take_known(x, axis, np.clip(places, 0, x.shape[axis] - 1).astype(int))
 
 
 def _blend(x: Array, axis: int, places: np.ndarray, scale: float, mode: str, a: float, exclude_outside: bool) -> Array:
     """Interpolation along one axis; `scale` below 1 widens the kernel against aliasing."""
-    index, weights = _taps(places, x.shape[axis], min(scale, 1.0), mode, a, exclude_outside)
+    index, weights = taps_of(places, x.shape[axis], min(scale, 1.0), mode, a, exclude_outside)
     x = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
     weights = weights.astype(x.dtype)
     if index.shape[1] > 4:
@@ -218,31 +166,6 @@ def _saturated(x: Array, kind: Any) -> Array:
     if x.dtype != kind and jnp.issubdtype(kind, jnp.integer):
         x = jnp.clip(jnp.round(x), jnp.iinfo(kind).min, jnp.iinfo(kind).max)
     return x.astype(kind)
-
-
-def _taps(
-    places: np.ndarray, size: int, scale: float, mode: str, a: float, exclude_outside: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """The places that each output reads, (count, taps), clamped to the axis, and their weights."""
-    first = np.ceil(places) - 1  # so that the distance from it is in (0, 1]
-    reach = math.floor(-(1 if mode == "linear" else 2) / scale) + 1
-    offsets = np.arange(reach, 2 - reach)
-    index = first[:, None].astype(int) + offsets
-    distance = np.abs((offsets - (places - first).astype(np.float64)[:, None]) * scale)
-    weights = np.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, a)
-    if exclude_outside:
-        weights = np.where((index < 0) | (index >= size), 0, weights)
-    if exclude_outside or scale < 1:
-        weights = weights / weights.sum(1, keepdims=True)
-    return np.clip(index, 0, size - 1), weights
-
-
-def _cubic(d: Array, a: float) -> Array:
-    """Keys' kernel at the distances d >= 0 (IEEE ASSP 29, 1981)."""
-    xp = jnp if isinstance(d, jax.Array) else np
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
 
 
 # --- Sampling at given places ---
@@ -285,7 +208,7 @@ def grid_sample(x: Array, grid: Array, *, align_corners: int, mode: str, padding
 def _grid_weight(distance: Array, mode: str) -> Array:
     if mode == "nearest":
         return jnp.ones_like(distance)
-    return jnp.maximum(1 - distance, 0) if mode == "linear" else _cubic(distance, -0.75)
+    return jnp.maximum(1 - distance, 0) if mode == "linear" else cubic(distance, -0.75)
 
 
 def _reflect(x: Array, low: float, high: float) -> Array:

@@ -35,8 +35,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a prepared graph by `config`, with scales from calibration's statistics.
 
-    Weights are those of the graph, or `params`. Statistics are needed where activations become integers. `scales` of
-    some tensors, from a search of your own, are taken before tensors share them and the NPU's constraints are applied.
+    Weights are those of the graph, or `params`. Statistics are needed if activations become integers. `scales` are scales for
+    some tensors, from a search of your own; they are used before tensors share scales and the NPU's constraints apply.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")

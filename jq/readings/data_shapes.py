@@ -26,7 +26,7 @@ def untraceable(graph: Graph) -> tuple[Node, ...]:
         entry = lookup(node, graph.opset(node.domain))
         read, outputs = set(node.reads()), set(filter(None, node.outputs))
         static = {node.inputs[i] for i in entry.static_positions(len(node.inputs))} if entry is not None else set()
-        static = static.union(*(demanded(g) & g.captured() for g in node.subgraphs.values()))
+        static = static.union(*(demanded(g) & g.captured for g in node.subgraphs.values()))
         if not behind.isdisjoint(read) or not varying.isdisjoint(static):
             nodes.append(node)
             behind |= outputs

@@ -15,8 +15,8 @@ from jq.readings.tracing import Tap, Traced, trace
 def fake_quant(graph: Graph, *, taps: Iterable[str] | Mapping[str, Tap] = (), lowering: str | None = None) -> FakeQuant:
     """Return the quantized graph as a pure function `qfn(params, plan, inputs) -> outputs`.
 
-    It computes what the exported model does. The plan is data: `vmap` over stacked plans evaluates them all, and
-    the gradients with respect to params and scales are straight-through ones.
+    It computes what the exported model computes. The plan is data: `vmap` over stacked plans evaluates all of them, and
+    gradients with respect to params and scales are straight-through estimates.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")

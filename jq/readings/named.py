@@ -38,7 +38,7 @@ def open_reading(model: ModelLike, reading: AnyReading = RUNTIME, *, original: M
     """Return the function from one sample to the outputs of a model, by the reading's name.
 
     It is onnxruntime on the CPU ("onnxruntime"), any of its providers ("vitisai", or a `Provider` with options), jq in
-    float32 ("jq"), or a target of `jq.integer` ("aie2_x1", ...). A function is returned as it is. `original` is what a
+    float32 ("jq"), or a target of `jq.integer` ("aie2_x1", ...). A function is returned unchanged. `original` is what a
     graph was loaded from: onnxruntime reads a large model from its file.
 
     >>> import jq.zoo

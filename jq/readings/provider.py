@@ -44,9 +44,9 @@ class Provider:
     'VitisAIExecutionProvider'
     """
 
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    context: str | os.PathLike[str] | None = None
+    name: str  # short, such as vitisai, or whole
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the provider's own
+    context: str | os.PathLike[str] | None = None  # the file of the compiled model
     embed: bool = False  # the compiled code into that file, and not into one beside it
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ def provider_of(reading: str | Provider | Reading) -> Provider | None:
 def compiled(provider: Provider, identity: str) -> Path | None:
     """Return the file of the compiled model, if it is there and of this model, provider and onnxruntime.
 
-    A file that jq compiled of something else is removed; one of another tool is taken as it is.
+    A file that jq compiled of something else is removed; one of another tool is used unchanged.
     """
     if provider.context is None:
         return None
@@ -155,9 +155,9 @@ def compiled(provider: Provider, identity: str) -> Path | None:
     if not note.exists():
         return path
     try:
-        held = json.loads(note.read_text())
+        held = files.document(note, form="JSON")
         ours = isinstance(held, dict) and held.get("kind") == _KIND
-    except (OSError, ValueError, RecursionError):
+    except DataError:
         ours = False
     if not ours:
         raise DataError(f"{note} is no note that jq wrote beside a compiled model; delete it, or give another context")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jq.data.sources import open_source
+from jq.data.sources import as_trained, open_source
 from jq.errors import ConfigError
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
@@ -63,7 +63,7 @@ def benchmark(
 ) -> Timing:
     """Return the latency and throughput of a model on samples of the data, read as `jq.infer` reads it.
 
-    After `warm_up` runs there are at most `runs` more, fewer where they take more than so many seconds, and always one.
+    After `warm_up` runs come at most `runs` more: fewer if they take longer than `seconds`, but always one.
 
     >>> import jq
     >>> timing = jq.benchmark(jq.zoo.path("fashion_resnet"), jq.zoo.evaluation_set()[0][:4], runs=5, warm_up=2)
@@ -73,7 +73,7 @@ def benchmark(
     if runs < 1 or warm_up < 1:
         raise ConfigError(f"benchmark needs runs and warm_up of 1 or more; got {runs} and {warm_up}")
     graph = model if isinstance(model, Graph) else load(model)
-    source = open_source(data, graph.inputs, seed=seed)
+    source = open_source(as_trained(data, graph.metadata), graph.inputs, seed=seed)
     run = open_reading(graph, reading, original=model)
     samples = list(itertools.islice(source.samples(), _KEPT))
     turns = itertools.cycle(samples)

@@ -24,7 +24,8 @@ from jq.graph import Graph, Node, Value
 from jq.graph.bodies import has_body
 from jq.ops.kinds import is_cast
 from jq.ops.table import Array, demanded, lookup
-from jq.readings.walk import LARGE, Reader, Scope, best_lowering, dtype_of, nbytes, value_of, walk
+from jq.readings.walk import LARGE, Reader, Scope, best_lowering, dtype_of, nbytes, stated, value_of, walk, within
+from jq.readings.widths import computes_wide
 from jq.util import cache
 from jq.util.digest import digest
 
@@ -54,6 +55,7 @@ class Quantizer(Protocol):
 # No sound model makes a tensor so many times larger than its weights and inputs; one with a damaged dim
 # or pad does. Refused while tracing, before anything is allocated.
 _GROWTH = 256
+_TOGETHER = 2  # of such tensors, what is in use at the same time
 _WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 
 
@@ -145,12 +147,12 @@ class Traced:
 
     @functools.cached_property
     def wide(self) -> bool:
-        """Whether the graph's interface, weights or casts have 64-bit types that are data."""
+        """Whether 64-bit types are data: in the graph's interface, weights or casts, or computed from its inputs."""
         interface = {v.dtype for v in (*self.graph.inputs, *self.graph.outputs)}
         casts = {n.attrs.get("to") for n in self.graph.walk() if is_cast(n)}
         wide = {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.COMPLEX128}
         params = {a.dtype for a in self.graph.params.values()}
-        return bool((interface | params) & _WIDE) or bool(casts & wide)
+        return bool((interface | params) & _WIDE) or bool(casts & wide) or computes_wide(self.graph, self.static_inputs)
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -178,7 +180,7 @@ class Traced:
         scope |= {k: a for k, a in self.graph.params.items() if k in self._demanded}
         if plan is not None:
             scope |= {k: plan.fake_quant(k, v) for k, v in scope.items() if k in plan}
-        tapped = {name: _tap(tap, scope[name]) for name, tap in self.taps.items() if name in scope}
+        seen = {name: tapped(tap, scope[name]) for name, tap in self.taps.items() if name in scope}
 
         def rounded(node: Node, scope: Scope) -> Scope:
             if plan is None:
@@ -186,15 +188,21 @@ class Traced:
             return {name: plan.fake_quant(name, value_of(scope, name)) for name in node.outputs if name in plan}
 
         def watched(node: Node, scope: Scope) -> Scope:
-            tapped.update({n: _tap(self.taps[n], value_of(scope, n)) for n in node.outputs if n in self.taps})
+            seen.update({n: tapped(self.taps[n], value_of(scope, n)) for n in node.outputs if n in self.taps})
             return {}
 
-        size = sum(nbytes(leaf) for leaf in jax.tree.leaves((params, inputs)))
-        reader = Reader(self.lowering, self._steering, max(LARGE, _GROWTH * size))
-        scope = walk(self._nodes, scope, reader.on(self.graph), rounded, watched)
+        # A file of a kilobyte fills gigabytes, and says no more for it.
+        weights = sum(stated(self.graph.params.get(name, value)) for name, value in params.items())
+        size = weights + sum(map(nbytes, jax.tree.leaves(inputs)))
+        limit = max(LARGE, _GROWTH * size)
+        reader, together = (
+            Reader(self.lowering, self._steering, limit),
+            within(self._nodes, self.outputs, _TOGETHER * limit),
+        )
+        scope = walk(self._nodes, scope, reader.on(self.graph), together, rounded, watched)
         given = {**params, **inputs}  # what no node makes is passed on as it is: a model holds it only once
         result = {name: layout.plain(value_of(given if name in given else scope, name)) for name in self.outputs}
-        return (result, tapped) if self.taps else result
+        return (result, seen) if self.taps else result
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs, after names, types and shapes were compared with what the graph declares."""
@@ -209,7 +217,8 @@ class Traced:
         return dict(inputs)
 
 
-def _tap(tap: Tap, value: Any) -> Any:
+def tapped(tap: Tap, value: Any) -> Any:
+    """The result of a tap on a traced value."""
     return tap.tap(value) if isinstance(tap, AnyOrder) else tap(layout.plain(value))
 
 

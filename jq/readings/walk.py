@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ Scope = Mapping[str, Any]  # tensor name -> numpy array, jax array, ChannelsLast
 Stage = Callable[[Node, Scope], Scope]  # the tensors that a node makes, or changes
 
 LARGE = 1 << 29  # bytes of a tensor that is believed, whatever the model's size
+_SAMPLE = 256  # elements by which an array is seen to repeat one value
 
 
 def walk(nodes: Iterable[Node], scope: Scope, *stages: Stage) -> dict[str, Any]:
@@ -31,6 +32,34 @@ def walk(nodes: Iterable[Node], scope: Scope, *stages: Stage) -> dict[str, Any]:
         for stage in stages:
             scope.update(stage(node, scope))
     return scope
+
+
+def within(nodes: Sequence[Node], kept: Collection[str], limit: int) -> Stage:
+    """Return the stage that raises where values that are alive at the same time would take more bytes than the limit.
+
+    A value is alive until its last reader has run, or to the end if it is one of those `kept`, or known while tracing.
+    """
+    last = {name: node for node in nodes for name in node.reads()}
+    dying: dict[Node, list[str]] = {}
+    for name, node in last.items():
+        dying.setdefault(node, []).append(name)
+    alive: dict[str, int] = {}
+
+    def stage(node: Node, scope: Scope) -> Scope:
+        for name in filter(None, node.outputs):
+            alive[name] = sum(map(nbytes, jax.tree.leaves(layout.raw(scope.get(name)))))
+        if (total := sum(alive.values())) > limit:
+            most = ", ".join(f"{n!r} {b / 1e9:.1f} GB" for n, b in sorted(alive.items(), key=lambda item: -item[1])[:2])
+            raise ModelError(
+                f"node {node.label!r} ({node.qualified}): with its outputs the values in use would take {total / 1e9:.1f} GB "
+                f"({most}), out of all proportion to the model and its inputs: are its dims and attributes right?"
+            )
+        for name in dying.get(node, ()):
+            if name not in kept and not isinstance(scope.get(name), np.ndarray):
+                alive.pop(name, None)
+        return {}
+
+    return stage
 
 
 def best_lowering() -> str:
@@ -50,16 +79,10 @@ class Reader:
         """The outputs of one node, and its first input where the rule wants that in another order."""
         values = [value_of(scope, name) if name else None for name in node.inputs]
         entry = lookup(node, opset)
-        try:
+        with locating(node, opset, values):
             if entry is None:
                 return _named(node, self._body(node, opset, values))
             return self._rule(entry, node, opset, values, scope)
-        except Error as error:
-            if getattr(error, "located", False):
-                raise
-            raise _located(type(error), node, opset, values, error) from error
-        except Exception as error:  # numpy and JAX raise many kinds when shapes or types do not fit
-            raise _located(ModelError, node, opset, values, error) from error
 
     def on(self, graph: Graph) -> Stage:
         """The stage of a walk that evaluates the nodes of a graph."""
@@ -116,6 +139,19 @@ class Reader:
         return {**moved, **_named(node, results)}
 
 
+@contextlib.contextmanager
+def locating(node: Node, opset: int, values: Sequence[Any]) -> Iterator[None]:
+    """Make an error that names the node and its operands of what fails while a rule evaluates it."""
+    try:
+        yield
+    except Error as error:
+        if getattr(error, "located", False):
+            raise
+        raise _located(type(error), node, opset, values, error) from error
+    except Exception as error:  # numpy and JAX raise many kinds when shapes or types do not fit
+        raise _located(ModelError, node, opset, values, error) from error
+
+
 def evaluate(node: Node, opset: int, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     """The outputs of one node as numpy arrays of ONNX's types, computed now."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -148,18 +184,22 @@ def _known(node: Node, index: int, value: Any) -> Any:
 
 def _traced(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return jnp.asarray(value)
-    return [jnp.asarray(v) for v in value] if isinstance(value, list) else value
+        return jnp.asarray(_narrowed(value))
+    return [jnp.asarray(_narrowed(v)) for v in value] if isinstance(value, list) else value
 
 
 def _narrowed(value: Any) -> Any:
     """A known operand beside a traced one, in the types that JAX has now.
 
-    JAX remembers an int64 constant as int64 if it saw it in 64-bit mode first, and then compares int32 with it.
+    JAX remembers an int64 constant as int64 if it saw it in 64-bit mode first, and then compares int32 with it. What
+    fewer bits do not hold becomes their nearest end: it bounds values of these bits, else 64 are computed (`widths`).
     """
     if not isinstance(value, np.ndarray) or value.dtype == object:
         return value
-    return value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+    narrow = np.dtype(jax.dtypes.canonicalize_dtype(value.dtype))
+    if narrow != value.dtype and value.dtype.kind in "iu":
+        value = np.clip(value, np.iinfo(narrow).min, np.iinfo(narrow).max)
+    return value.astype(narrow, copy=False)
 
 
 def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], error: Exception) -> Error:
@@ -175,7 +215,7 @@ def _located(kind: type[Error], node: Node, opset: int, values: Sequence[Any], e
 
 
 def _described(value: Any) -> str:
-    value = layout.plain(value)
+    value = layout.plain(getattr(value, "array", value))  # of integers with a scale, the integers
     return f"sequence of {len(value)}" if isinstance(value, list) else f"{dtype_of(value)}{list(np.shape(value))}"
 
 
@@ -188,3 +228,15 @@ def nbytes(value: Any) -> int:
     """The size of an array in bytes; 0 of what is no array."""
     size, dtype = getattr(value, "size", 0), getattr(value, "dtype", None)
     return 0 if dtype is None else size * dtype.itemsize
+
+
+def stated(value: Any) -> int:
+    """The bytes that a file needs for an array: of one that repeats a value, as a fill does, those of the value.
+
+    >>> stated(np.arange(1 << 20)), stated(np.full(1 << 20, 0.5))
+    (8388608, 8)
+    """
+    if not isinstance(value, np.ndarray) or not value.size:
+        return nbytes(value)
+    some = value.flat[:: max(1, value.size // _SAMPLE)]
+    return value.itemsize if some.tobytes() == some[:1].tobytes() * some.size else value.nbytes

@@ -43,8 +43,8 @@ _SAMPLES = 64  # that its mean is taken of
 def correct_biases(graph: Graph, plan: Plan, stats: Stats, shifts: Mapping[str, np.ndarray] | None = None) -> Graph:
     """Return the graph with the biases of Conv and Gemm corrected for the rounding of a plan's weights.
 
-    `shifts` are what rounding adds to the means of inputs' channels, such as `shifts_of_tails` measures. Where zeros pad
-    an image, its border sees less of the shift than is corrected. A bias that others read too stays.
+    `shifts` are the amounts that rounding adds to the channel means of inputs, as `shifts_of_tails` measures them. If zeros
+    pad an image, its border sees less of the shift than is corrected. A bias that other nodes read, too, is not changed.
     """
     biases = {}
     for node in graph.nodes:

@@ -1,12 +1,15 @@
-"""Relu for a Clip from zero to a bound, which X2 leaves to the CPU behind a layer of 8 bits that is not depthwise.
+"""Clips behind layers that a quantizer makes by itself: Relu for those from zero, nothing for others.
 
-A quantizer cuts at its largest code. Where the bound gets that code, or a larger one would, a Relu gives every value the
-code that the Clip gives it: the two are one, whatever the data. Where the bound lies below the largest code,
+X2 leaves a layer of 8 bits with a Clip to the CPU, unless the layer is depthwise; and a Clip to other bounds than those of
+ReLU6 is an operator of its own, whose input is rounded over a range that the Clip then cuts. A quantizer cuts at its
+largest and at its least code. Where the bounds get those codes, or would get ones beyond, a Relu, or nothing, gives every
+value the code that the Clip gives it: the two are one, whatever the data. Where a bound lies between the codes,
 
     fitted    the tensor is scaled, the layers in front and behind divide, and the bound is the largest code's value: exact;
     measured  else the Clip goes where no value of the data exceeds it, or where the squared error of what passes, relative
               to the power and summed over all such Clips, is no more than the config allows (`QuantConfig.whole`).
 
+A Clip of its own is first moved to the ends of the codes, where it is one with its layer: its input is rounded no more.
 Clips are replaced once there is a final plan, so that finetuning aims at the float network with its bounds.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,7 +36,7 @@ from jq.ops.kinds import is_clip, is_layer
 from jq.plan import Plan, QParams
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
-from jq.recovery.equalization.groups import FIXED, Groups, find_groups, scaled, upper_bound
+from jq.recovery.equalization.groups import FIXED, Groups, find_groups, scaled
 from jq.util.progress import log
 
 _LARGEST = 8  # bits of activations for which the NPU has no Clip behind a layer
@@ -43,49 +46,161 @@ _TIE = 0.49
 
 @dataclasses.dataclass(frozen=True)
 class BoundChoice:
-    """Clips behind layers, and which of them become Relu."""
+    """Clips behind layers, and which of them go: for a Relu, or, not from zero, for nothing."""
 
-    exact: tuple[str, ...]  # outputs of Clips whose bound has the largest code
-    losses: Mapping[str, float]  # of the others: the squared error that Relu adds on the data, relative to the power
+    exact: tuple[str, ...]  # outputs of Clips whose bounds have the last codes
+    losses: Mapping[str, float]  # of the others: the squared error that going adds on the data, relative to the power
     most: float  # that may be lost in sum
+    moved: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of those among `exact` that were moved there
 
     @property
     def measured(self) -> tuple[str, ...]:
         """The outputs of the Clips that go by what they lose, the least first."""
-        order = sorted(self.losses, key=lambda name: self.losses[name])
-        sums = np.cumsum([self.losses[name] for name in order])
-        return tuple(name for name, lost in zip(order, sums.tolist(), strict=True) if lost <= self.most)
+        return _within(self.losses, self.most - sum(self.moved.values()))
 
     @property
-    def relus(self) -> tuple[str, ...]:
-        """The outputs of the Clips that become Relu."""
+    def gone(self) -> tuple[str, ...]:
+        """The outputs of the Clips that go."""
         return (*self.exact, *self.measured)
 
     def __str__(self) -> str:
-        parts = [f"{len(self.exact)} become Relu exactly, as their bound has the largest code"] if self.exact else []
+        parts = [f"{len(self.exact)} go exactly, as their bounds have the last codes"] if self.exact else []
         if measured := self.measured:
             loss = sum(self.losses[name] for name in measured)
             lost = f"loses {loss:.2g} in sum" if loss else "loses nothing on the data"
-            parts.append(f"{len(measured)} become Relu, which {lost}")
+            parts.append(f"{len(measured)} go, which {lost}")
+        if loss := sum(self.moved.values()):
+            parts.append(
+                f"of the exact ones {len(self.moved)} were moved to the last codes, which loses {loss:.2g} in sum"
+            )
         if left := {name: loss for name, loss in self.losses.items() if name not in measured}:
             worst = max(left, key=lambda name: left[name])
             parts.append(
-                f"{len(left)} stay: as Relu they would lose {sum(left.values()):.2g} in sum, the most {left[worst]:.2g} at "
+                f"{len(left)} stay: without them {sum(left.values()):.2g} would be lost in sum, the most {left[worst]:.2g} at "
                 f"{worst!r}, and more than whole={self.most:g} with the others"
             )
         return "; ".join(parts)
 
 
-def fitted_bounds(graph: Graph, plan: Plan, config: QuantConfig) -> Graph:
-    """Return the graph with the Clips that need it scaled so that their bound is a largest code; itself if none can be.
+@dataclasses.dataclass(frozen=True, eq=False)
+class FittedBounds:
+    """A graph in which Clips were scaled, or moved to the last codes, and what the moves lose, by output."""
 
-    The factor is the nearest to one with which a bound of b is 127 * 2**e: then a scale of 2**e cuts there.
+    graph: Graph
+    moved: Mapping[str, float]
+
+
+def fitted_bounds(graph: Graph, plan: Plan, config: QuantConfig, data: Any) -> FittedBounds:
+    """Return the graph with Clips whose bounds are the last codes: exactly by scaling, or moved there at a measured loss.
+
+    The factor is the nearest to one with which a bound of b is 127 * 2**e: then a scale of 2**e cuts there. It is the
+    same graph if there is nothing to change.
     """
-    if config.scale != "power_of_two":
-        return graph
-    waiting = {node.outputs[0] for node, bound in _bounded(graph, plan, config) if not _cuts(plan, node, bound)}
-    if not waiting:
-        return graph
+    clips = dict(_behind_layers(graph, plan, config))
+    own = {n: bounds for n, bounds in clips.items() if n.inputs[0] in plan}
+    exact = config.scale == "power_of_two"
+    ends = {
+        n: _last(b) for n, b in own.items() if exact and _last(b)[1] < INT8.qmax
+    }  # with which a Clip is its layer's
+    kept = {n for n, last in ends.items() if _cuts(plan, n, own[n]) and _ends(plan[n.outputs[0]], own[n]) == last}
+    waiting = {n.outputs[0] for n, (low, _) in own.items() if low == 0 and n not in kept}
+    waiting |= {n.outputs[0] for n, b in clips.items() if exact and n not in own and not _cuts(plan, n, b)}
+    made = _scaled(graph, waiting) if waiting else graph
+    left = {n: (own[n], last) for n, last in ends.items() if n not in kept and n in made.nodes}  # not scaled
+    losses = _losses(made, left, config, data) if left else {}
+    moved = {name: losses[name] for name in _within(losses, config.whole or 0.0)}
+    taken = {n.outputs[0]: last for n, last in ends.items() if n in kept or n.outputs[0] in moved}
+    if taken:
+        log.info("bounds: %d Clips are moved to the last codes, %d of them at a loss", len(taken), len(moved))
+    return FittedBounds(_with_bounds(made, taken) if taken else made, moved)
+
+
+def bound_choice(
+    graph: Graph, plan: Plan, config: QuantConfig, data: Any, moved: Mapping[str, float] | None = None
+) -> BoundChoice | None:
+    """Return the choice for the Clips behind layers; None where there are none, or where the config asks for none."""
+    bounded = {n: b for n, b in _behind_layers(graph, plan, config) if n.inputs[0] not in plan}
+    if config.whole is None or not bounded:
+        return None
+    exact = tuple(node.outputs[0] for node, bounds in bounded.items() if _cuts(plan, node, bounds))
+    rest = {n: (b, _ends(plan[n.outputs[0]], b)) for n, b in bounded.items() if n.outputs[0] not in exact}
+    return BoundChoice(exact, _losses(graph, rest, config, data) if rest else {}, config.whole, moved or {})
+
+
+def without_clips(graph: Graph, choice: BoundChoice | None) -> Graph:
+    """Return the graph with a Relu, or nothing, for each Clip that was chosen."""
+    chosen: Collection[str] = () if choice is None else choice.gone
+    nodes: dict[Node, Node | None] = {}
+    for clip in (n for n in graph.nodes if is_clip(n) and n.outputs[0] in chosen):
+        low, _ = _bounds(graph, clip) or (0.0, 0.0)
+        if low == 0:
+            nodes[clip] = clip.replace(op_type="Relu", inputs=clip.inputs[:1], attrs={})
+        else:
+            layer = graph.producer[clip.inputs[0]]
+            nodes |= {clip: None, layer: layer.replace(outputs=clip.outputs)}
+    return remove_unused(graph.edit(nodes)) if nodes else graph
+
+
+# --- Parts ---
+
+_Bounds = tuple[float, float]
+
+
+def _behind_layers(graph: Graph, plan: Plan, config: QuantConfig) -> Iterator[tuple[Node, _Bounds]]:
+    """Clips to an interval that has a zero, to 8 bits or fewer, that alone read a layer that is not depthwise."""
+    for node in graph.nodes if config.whole is not None and not config.strict_quark else ():
+        layer = graph.producer.get(node.inputs[0]) if is_clip(node) else None
+        if layer is None or not is_layer(layer) or is_depthwise(graph, layer):
+            continue
+        bounds, qparams = _bounds(graph, node), plan.get(node.outputs[0])
+        if bounds is None or qparams is None or graph.sole_reader(node.inputs[0]) is not node:
+            continue
+        if isinstance(qparams.grid, Integer) and qparams.grid.bits <= _LARGEST and not qparams.dynamic:
+            yield node, bounds
+
+
+def _bounds(graph: Graph, node: Node) -> _Bounds | None:
+    """The finite bounds of a Clip around or from zero; None if they are others, or computed."""
+    given = [node.attrs.get(k) for k in ("min", "max")]
+    for index, name in enumerate(node.inputs[1:3]):
+        array = graph.arrays.get(name)
+        given[index] = None if array is None or array.size != 1 else array.reshape(())
+    low, high = (None if g is None else float(g) for g in given)
+    return (low, high) if low is not None and high is not None and -math.inf < low <= 0 < high < math.inf else None
+
+
+def _cuts(plan: Plan, node: Node, bounds: _Bounds) -> bool:
+    """Whether a Clip's bounds have the last codes of its output, to which all beyond is then cut; zero is a Relu's."""
+    qparams = plan[node.outputs[0]]
+    assert isinstance(qparams.grid, Integer)
+    low, high = (b / np.asarray(qparams.scale, np.float64) + np.asarray(qparams.zero_point, np.float64) for b in bounds)
+    least = qparams.grid.qmin + _TIE
+    return bool((high >= qparams.grid.qmax - _TIE).all() and (bounds[0] == 0 or (low <= least).all()))
+
+
+def _ends(qparams: QParams, bounds: _Bounds) -> _Bounds:
+    """The values of the last codes: of zero, which a Relu cuts at, and the largest; or of the least and the largest."""
+    assert isinstance(qparams.grid, Integer)
+    ends, scale = (qparams.grid.qmin, qparams.grid.qmax), np.asarray(qparams.scale, np.float64)
+    low, high = ((e - np.asarray(qparams.zero_point, np.float64)) * scale for e in ends)
+    return 0.0 if bounds[0] == 0 else float(np.min(low)), float(np.max(high))
+
+
+def _last(bounds: _Bounds) -> _Bounds:
+    """The ends of 8 bits at the finest scale that reaches both bounds but for a step; of zero, zero."""
+    step = 2.0 ** math.ceil(math.log2(max(-bounds[0], bounds[1]) / -INT8.qmin))
+    return (0.0 if bounds[0] == 0 else INT8.qmin * step), INT8.qmax * step
+
+
+def _within(losses: Mapping[str, float], most: float) -> tuple[str, ...]:
+    """The names of the least losses, as many as their sum allows."""
+    order = sorted(losses, key=lambda name: losses[name])
+    sums = np.cumsum([losses[name] for name in order])
+    return tuple(name for name, lost in zip(order, sums.tolist(), strict=True) if lost <= most)
+
+
+def _scaled(graph: Graph, waiting: Collection[str]) -> Graph:
+    """The graph with these Clips scaled, and those that are scaled with them, where that is possible."""
     groups = find_groups(graph)
     factors = np.ones(groups.count)
     bounds: dict[Node, float] = {}
@@ -99,57 +214,7 @@ def fitted_bounds(graph: Graph, plan: Plan, config: QuantConfig) -> Graph:
     if made is graph:
         return graph
     log.info("bounds: %d Clips are scaled to a largest code", len(bounds))
-    return _with_bounds(made, {node.outputs[0]: bound for node, bound in bounds.items()})
-
-
-def bound_choice(graph: Graph, plan: Plan, config: QuantConfig, data: Any) -> BoundChoice | None:
-    """Return the choice for the Clips behind layers; None where there are none, or where the config asks for none."""
-    bounded = dict(_bounded(graph, plan, config))
-    if config.whole is None or not bounded:
-        return None
-    exact = tuple(node.outputs[0] for node, bound in bounded.items() if _cuts(plan, node, bound))
-    rest = {node: bound for node, bound in bounded.items() if node.outputs[0] not in exact}
-    return BoundChoice(exact, _losses(graph, plan, rest, config, data) if rest else {}, config.whole)
-
-
-def with_relus(graph: Graph, choice: BoundChoice | None) -> Graph:
-    """Return the graph with a Relu for each Clip that was chosen."""
-    chosen: Collection[str] = () if choice is None else choice.relus
-    clips = [node for node in graph.nodes if is_clip(node) and node.outputs[0] in chosen]
-    relus = {node: node.replace(op_type="Relu", inputs=node.inputs[:1], attrs={}) for node in clips}
-    return remove_unused(graph.edit(relus)) if relus else graph
-
-
-# --- Parts ---
-
-
-def _bounded(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[Node, float]]:
-    """The quantized Clips that the NPU leaves to the CPU with the layer before them, each with its bound."""
-    clips = []
-    for node in graph.nodes if config.whole is not None and not config.strict_quark else ():
-        layer, bound = graph.producer.get(node.inputs[0]) if node.inputs else None, None
-        if is_clip(node) and layer is not None and is_layer(layer) and not is_depthwise(graph, layer):
-            bound = upper_bound(graph, node)
-        qparams = plan.get(node.outputs[0]) if bound is not None else None
-        if bound is None or qparams is None or node.inputs[0] in plan or graph.sole_reader(node.inputs[0]) is not node:
-            continue
-        if isinstance(qparams.grid, Integer) and qparams.grid.bits <= _LARGEST and not qparams.dynamic:
-            clips.append((node, bound))
-    return clips
-
-
-def _cuts(plan: Plan, node: Node, bound: float) -> bool:
-    """Whether a Clip's bound has the largest code of its output, to which all that exceeds it is then cut."""
-    qparams = plan[node.outputs[0]]
-    assert isinstance(qparams.grid, Integer)
-    codes = bound / np.asarray(qparams.scale, np.float64) + np.asarray(qparams.zero_point, np.float64)
-    return bool((codes >= qparams.grid.qmax - _TIE).all())
-
-
-def _largest(qparams: QParams) -> float:
-    """The value of the largest code."""
-    assert isinstance(qparams.grid, Integer)
-    return float(np.max((qparams.grid.qmax - np.asarray(qparams.zero_point, np.float64)) * np.asarray(qparams.scale)))
+    return _with_bounds(made, {node.outputs[0]: (0.0, bound) for node, bound in bounds.items()})
 
 
 def _fit(groups: Groups, node: Node, bound: float) -> float | None:
@@ -172,35 +237,38 @@ def _scaled_with(groups: Groups, node: Node) -> dict[Node, float] | None:
     return moved
 
 
-def _with_bounds(graph: Graph, bounds: Mapping[str, float]) -> Graph:
+def _with_bounds(graph: Graph, bounds: Mapping[str, _Bounds]) -> Graph:
     """The graph with other bounds of some Clips, as inputs or as the attributes of old operator sets."""
     taken, nodes, arrays = set(graph.tensors), dict[Node, Node | None](), dict[str, np.ndarray]()
     for node in (n for n in graph.nodes if is_clip(n) and n.outputs[0] in bounds):
-        bound = bounds[node.outputs[0]]
+        low, high = bounds[node.outputs[0]]
+        given = {"min": low, "max": high}
         if len(node.inputs) > 2:
-            name = fresh(f"{node.label}_bound", taken)
-            arrays[name] = np.asarray(bound, graph.arrays[node.inputs[2]].dtype)
-            nodes[node] = node.replace(inputs=(*node.inputs[:2], name))
+            names = {k: fresh(f"{node.label}_{k}", taken) for k in given}
+            arrays |= {names[k]: np.asarray(v, graph.arrays[node.inputs[2]].dtype) for k, v in given.items()}
+            nodes[node] = node.replace(inputs=(node.inputs[0], *names.values()))
         else:
-            nodes[node] = node.replace(attrs={**node.attrs, "max": bound})
+            nodes[node] = node.replace(attrs={**node.attrs, **given})
     return remove_unused(graph.edit(nodes, arrays))
 
 
-def _losses(graph: Graph, plan: Plan, clips: Mapping[Node, float], config: QuantConfig, data: Any) -> dict[str, float]:
-    """The squared error of a Relu for each Clip on the data, relative to the power of what it makes."""
+def _losses(
+    graph: Graph, clips: Mapping[Node, tuple[_Bounds, _Bounds]], config: QuantConfig, data: Any
+) -> dict[str, float]:
+    """The squared error of other ends than the bounds for each Clip on the data, relative to the power of what it makes."""
 
-    def sums(bound: float, largest: float, value: Any) -> dict[str, Any]:
-        x = jnp.maximum(jnp.asarray(layout.raw(value)).astype(jnp.float32), 0)
-        passed = jnp.maximum(jnp.minimum(x, largest) - bound, 0)
-        return {"lost": jnp.square(passed).sum(), "power": jnp.square(jnp.minimum(x, bound)).sum()}
+    def sums(bounds: _Bounds, ends: _Bounds, value: Any) -> dict[str, Any]:
+        x = jnp.asarray(layout.raw(value)).astype(jnp.float32)
+        made = jnp.clip(x, *bounds)
+        return {"lost": jnp.square(jnp.clip(x, *ends) - made).sum(), "power": jnp.square(made).sum()}
 
     def added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
         return {name: {k: part[k] + b[name][k] for k in part} for name, part in a.items()}
 
-    def tap(bound: float, largest: float) -> AnyOrder:
-        return AnyOrder(lambda value: sums(bound, largest, value))
+    def tap(bounds: _Bounds, ends: _Bounds) -> AnyOrder:
+        return AnyOrder(lambda value: sums(bounds, ends, value))
 
-    taps = {n.inputs[0]: tap(bound, _largest(plan[n.outputs[0]])) for n, bound in clips.items()}
+    taps = {n.inputs[0]: tap(bounds, ends) for n, (bounds, ends) in clips.items()}
     fn, source = trace(graph, taps=taps), open_source(data, graph.inputs, seed=config.seed)
     stream = Stream.of(source, config.batch, fn)
     program = stream.folded(lambda params, sample: fn(params, sample)[1], added)

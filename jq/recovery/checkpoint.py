@@ -45,14 +45,18 @@ class Progress:
         if not made.path.exists():  # type: ignore[union-attr]
             return made
         try:
-            with safetensors.safe_open(str(path), framework="numpy") as file:
-                identity = (file.metadata() or {}).get("identity")
+            with files.reading(path), safetensors.safe_open(str(path), framework="numpy") as file:
+                metadata = file.metadata() or {}
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
-        except (OSError, safetensors.SafetensorError) as error:
+        except safetensors.SafetensorError as error:
             raise DataError(f"{path} is no checkpoint of a finetuning: {error}") from error
-        if identity != made.identity:
+        if metadata.get("identity") != made.identity:
             raise DataError(
                 f"{path} is of another model, data or config, or of another rounding; remove it, or choose another checkpoint"
+            )
+        if metadata.get("content") != digest(arrays):
+            raise DataError(
+                f"{path} was changed after it was written, or is damaged; remove it, or choose another checkpoint"
             )
         made.arrays.update(arrays)
         return made
@@ -77,7 +81,8 @@ class Progress:
         changed = {f"array/{k}": a for k, a in arrays.items()} | {f"scale/{k}": q.scale for k, q in scales.items()}
         for key, array in (changed or {"none/": np.zeros(1)}).items():
             self.arrays[f"{stage}/{unit}/{key}"] = np.ascontiguousarray(array)
-        files.write(self.path, safetensors.numpy.save(self.arrays, {"identity": self.identity}))
+        metadata = {"identity": self.identity, "content": digest(self.arrays)}
+        files.write(self.path, safetensors.numpy.save(self.arrays, metadata))
 
     def forget(self) -> None:
         """Remove the file: the run has ended."""

@@ -58,7 +58,7 @@ def finetune(
     """Return params and a plan with which the quantized graph is nearer to the float one.
 
     `config.finetune` names the stages. Tuning starts from `params`, by default the graph's own; targets are always the
-    outputs of the graph's own, the float network. After `time_budget` seconds the rest stays as it is. With
+    outputs of the graph's own, the float network. After `time_budget` seconds the rest stays untuned. With
     `checkpoint`, an interrupted run resumes from that file when it is started again, and ends with the same bytes.
     Activations are kept in memory, or in files in the folder `spill`. `roundings` are your own, by name: the stage
     `own:name` rounds layers with them (docs/guides/your_own.md).
@@ -71,7 +71,26 @@ def finetune(
     >>> params.keys() == graph.params.keys()
     True
     """
-    config, start, roundings = resolve(config), time.perf_counter(), dict(roundings or {})
+    options: dict[str, Any] = {"params": params, "time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
+    made, progress = tuned(graph, plan, data, resolve(config), roundings=roundings, **options)
+    progress.forget()
+    return made
+
+
+def tuned(
+    graph: Graph,
+    plan: Plan,
+    data: Any,
+    config: QuantConfig,
+    *,
+    params: Mapping[str, Any] | None = None,
+    time_budget: float | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    roundings: Mapping[str, Rounding] | None = None,
+) -> tuple[tuple[dict[str, Any], Plan], Progress]:
+    """Return what `finetune` does, and its progress, to be forgotten once what was made of it is kept elsewhere."""
+    start, roundings = time.perf_counter(), dict(roundings or {})
 
     def in_time() -> bool:
         return time_budget is None or time.perf_counter() - start < time_budget
@@ -102,9 +121,8 @@ def finetune(
                 break
             given = (graph, params, plan, group, store, config, number, roundings)
             params, plan = tune_stage(*given, skip=saved.done(number), done=done)
-    if in_time():  # else more can be tuned from it
-        saved.forget()
-    return params, rescaled(graph, plan)
+    # Without time for all of it, more can be tuned from what there is.
+    return (params, rescaled(graph, plan)), saved if in_time() else Progress(plan)
 
 
 def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Rounding] | None = None) -> None:

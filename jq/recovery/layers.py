@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,24 +13,24 @@ import numpy as np
 from jq.arithmetic.formats import Integer
 from jq.data.stream import concurrently
 from jq.errors import Error
-from jq.graph import Graph, Node
+from jq.graph import Graph
 from jq.ops.linear import LinearLayer, linear_layer
 from jq.ops.table import Product
 from jq.plan import Plan, QParams
-from jq.recovery.means import fitted
-from jq.recovery.parts import Pattern, Unit, program
+from jq.readings.patterns import Pattern
+from jq.recovery.parts import Unit, program
 from jq.recovery.quadratic_form import Form, Sums, sums
 from jq.recovery.rounding import Rounding, compiled, nearest
 from jq.recovery.walk import Site, Tensors, added
 
 Array = Any
-_SAMPLES, _PIXELS = 32, 1 << 16  # that means are taken of, at least
 
 
 def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     """Return the site with its one layer rounded, and its bias what makes the mean of the output right.
 
-    A rounding that is no better than the nearest is not taken.
+    The layer's inputs are those of the quantized network, so that weights and bias make up for what they lost, as far as
+    all of the data agree on that. A rounding that is no better than the nearest is not taken.
     """
     pattern, index = site.unit.pattern, site.unit.layer
     layer, product = _product(pattern.graph, index)
@@ -43,18 +42,7 @@ def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
     site = site.replace(params=site.params | {weight: product.weights(np.asarray(rounded), w.shape, node.attrs)})
     if bias is not None and (given := np.asarray(site.given[bias])).size == shift.size:
         site = site.replace(params=site.params | {bias: given + np.asarray(shift).reshape(given.shape)})
-        if site.unit.watched is not None:
-            some = slice(_enough(site, node))
-            fit = fitted(site.params[bias], added(site.means[some]), site.quantized_means(some))
-            site = site.replace(params=site.params | {bias: fit})
     return site, float(before), float(after)
-
-
-def _enough(site: Site, node: Node) -> int:
-    """The number of chunks that means need: both networks' are of the same data, so their difference needs few."""
-    _, *sample = site.codes[0][node.inputs[0]].array.shape
-    pixels = math.prod(sample) // max(1, sample[1] if len(sample) == 3 else sample[-1])
-    return -(-max(_SAMPLES, -(-_PIXELS // pixels)) // len(site.valid[0]))
 
 
 def can_round(unit: Unit, plan: Plan) -> bool:

@@ -1,7 +1,6 @@
 """A network in parts, each of which is tuned by itself: layers, or blocks between cuts that one tensor crosses.
 
-Units of like structure are one to the compiler: a `Pattern` names tensors by their order, so that what is compiled
-for one residual block serves all of its shape.
+Units of one pattern share what is compiled for them: one residual block serves all of its shape.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextvars
 import dataclasses
 import functools
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -22,25 +20,14 @@ import jax
 import numpy as np
 
 from jq.graph import Graph, Node, Value
-from jq.graph.edit import rename
 from jq.ops.linear import linear_layer
-from jq.ops.table import demanded
 from jq.plan import Plan
 from jq.plan.placement import absorbed
-from jq.recovery.means import activation
-from jq.util.digest import digest
+from jq.readings.patterns import Pattern, cuts, pattern_of, sample_bytes
 
 Kind = Literal["layer", "block", "network"]
 _programs = [8]  # of a function, that are kept compiled; the last counts
 _LAYERS = 3  # of a block, where structure alone would make it smaller
-
-
-@dataclasses.dataclass(frozen=True)
-class Pattern:
-    """A part of a network whatever its tensors are called; of its weights it has the shapes, as programs are kept."""
-
-    key: str
-    graph: Graph = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,19 +45,12 @@ class Unit:
     @property
     def label(self) -> str:
         """How messages call it."""
-        named = self.layers or self.nodes
-        return named[0].label if len(named) == 1 else f"{named[0].label} .. {named[-1].label}"
+        return _label(self.layers or self.nodes)
 
     @property
     def layer(self) -> int | None:
         """Which node is the unit's one layer, if it has just one."""
         return self.nodes.index(self.layers[0]) if len(self.layers) == 1 else None
-
-    @functools.cached_property
-    def watched(self) -> int | None:
-        """The layer, if it goes on in an activation, after which its means are not what its form says."""
-        graph, layer = self.pattern.graph, self.layer
-        return layer if layer is not None and activation(graph, graph.nodes[layer]).nodes else None
 
     def inside(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the network's values that the pattern has, by its names."""
@@ -171,6 +151,32 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
     """Return the parts of a graph, in order, all nodes in one of them."""
     layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
+    return [_unit(graph, part, layers) for part in _divided(graph, layers, kind)]
+
+
+def blocks(graph: Graph, plan: Plan) -> dict[str, str]:
+    """Return the label of each node's block, by the node's label; of a block, as of the units that are tuned.
+
+    >>> import jq
+    >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
+    >>> plan = jq.make_plan(graph, jq.calibrate(graph, jq.zoo.calibration_set()[0][:4]))
+    >>> blocks(graph, plan) == {n.label: u.label for u in units(graph, plan, "block") for n in u.nodes}
+    True
+    """
+    layers = [n for n in graph.nodes if is_layer(graph, plan, n)]
+    chosen = set(layers)
+    parts = _divided(graph, layers, "block")
+    named = [(part, _label([n for n in part if n in chosen] or part)) for part in parts]
+    return {node.label: label for part, label in named for node in part}
+
+
+def _label(nodes: Sequence[Node]) -> str:
+    """The labels of the first and the last of some nodes."""
+    return nodes[0].label if len(nodes) == 1 else f"{nodes[0].label} .. {nodes[-1].label}"
+
+
+def _divided(graph: Graph, layers: Sequence[Node], kind: Kind) -> list[tuple[Node, ...]]:
+    """The nodes of each part, in order."""
     ends = [len(graph.nodes)]
     if kind != "network":
         allowed = dict(cuts(graph))
@@ -179,10 +185,10 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
             ends = [i for i, n in enumerate(graph.nodes) if n in chosen and i in allowed and i] + ends
         else:
             raw = absorbed(graph).keys()  # where an operator goes on in its activation
-            alone = [i for i, live in allowed.items() if i and len(live) == 1 and live.isdisjoint(raw)]
+            behind = _behind(graph, layers)  # a mask or an index that passes by is no part of a residual
+            alone = [i for i, live in allowed.items() if i and len(live & behind) == 1 and live.isdisjoint(raw)]
             ends = _blocks(graph, alone, set(layers)) + ends
-    parts = (graph.nodes[a:b] for a, b in itertools.pairwise([0, *ends]))
-    return [_unit(graph, part, layers) for part in parts if part]
+    return [graph.nodes[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 
 
 def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
@@ -191,17 +197,13 @@ def is_layer(graph: Graph, plan: Plan, node: Node) -> bool:
     return layer is not None and layer.weight in plan.weights and graph.sole_reader(layer.weight) is not None
 
 
-def cuts(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Where the graph may be cut, before the node of each index, with the tensors that go on there."""
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads()}
-    steering, values = demanded(graph), graph.values
-    live = {v.name for v in graph.inputs}
-    for i, node in enumerate(graph.nodes):
-        live = {t for t in live if last.get(t, -1) >= i}
-        types = (values[t].dtype if t in values else None for t in live)
-        if live.isdisjoint(steering) and all(d in (None, np.float32) for d in types):
-            yield i, frozenset(live)
-        live.update(o for o in node.outputs if o)
+def _behind(graph: Graph, layers: Iterable[Node]) -> set[str]:
+    """The tensors that a layer has part in."""
+    chosen, behind = set(layers), set[str]()
+    for node in graph.nodes:
+        if node in chosen or not behind.isdisjoint(node.reads()):
+            behind.update(o for o in node.outputs if o)
+    return behind
 
 
 def _blocks(graph: Graph, cuts: Sequence[int], layers: Set[Node]) -> list[int]:
@@ -223,38 +225,14 @@ def _unit(graph: Graph, nodes: Sequence[Node], layers: Sequence[Node]) -> Unit:
     within = set(nodes)
     outputs = [o for o in made if o in graph.output_names or not within.issuperset(graph.consumers.get(o, ()))]
     names = {t: f"t{i}" for i, t in enumerate((*read, *made))}
+    # The NPU's forms, as of pools, depend on shapes.
+    pattern = pattern_of(graph, nodes, [graph.values.get(i, Value(i)) for i in inputs], outputs, names)
     return Unit(
         tuple(nodes),
         tuple(n for n in nodes if n in layers),
         tuple(inputs),
         tuple(outputs),
-        _pattern(graph, nodes, inputs, outputs, names),
+        pattern,
         names,
-        max((_bytes(graph.values[t]) for t in (*inputs, *made) if t in graph.values), default=1),
+        max((sample_bytes(graph.values[t]) for t in (*inputs, *made) if t in graph.values), default=1),
     )
-
-
-def _bytes(value: Value) -> int:
-    """Bytes of one sample; its free dims count as one."""
-    return 4 * math.prod(d for d in value.shape or () if isinstance(d, int))
-
-
-def _pattern(
-    graph: Graph, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str], names: Mapping[str, str]
-) -> Pattern:
-    part = rename(graph.replace(nodes=tuple(n.replace(name="") for n in nodes)), names)
-    part = part.replace(
-        # The NPU's forms, as of pools, depend on shapes.
-        inputs=tuple(dataclasses.replace(graph.values.get(i, Value(i)), name=names[i]) for i in inputs),
-        outputs=tuple(Value(names[o]) for o in outputs),
-        declared={},
-        metadata={},
-        name="part",
-    ).with_arrays({names[k]: a for k, a in graph.arrays.items() if k in names})
-    known = demanded(part) | part.constants.keys()
-    # What is compiled in: structure and known values. Weights are arguments.
-    arrays = {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()}
-    key = digest(part.nodes, part.inputs, part.outputs, arrays, graph.opsets)
-    weights = {k: a for k, a in part.params.items() if k not in known and a.size > 1}
-    shapes = {k: np.broadcast_to(np.zeros((), a.dtype), a.shape) for k, a in weights.items()}
-    return Pattern(key, part.replace(params={**part.params, **shapes}))

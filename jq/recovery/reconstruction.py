@@ -29,13 +29,16 @@ from jq.graph import Graph
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 from jq.readings.fake import fake_quant
+from jq.readings.patterns import Pattern
 from jq.readings.tracing import trace
 from jq.recovery.adaquant import falling
-from jq.recovery.parts import Pattern, Unit, program
+from jq.recovery.parts import Unit, program
 from jq.recovery.streams import Kept, joined
 from jq.recovery.walk import Site, Tensors, added, values
 
 Array = Any
+_DECIDES = 4  # chunks of the data, of which one decides
+_LOOKS = 4  # states on the way of the learning that are looked at
 
 
 @jax.tree_util.register_dataclass
@@ -78,10 +81,12 @@ def tune_unit(
     importance: Mapping[str, Array],
     key: Array,
 ) -> tuple[Site, float, float]:
-    """Return the site tuned, if that lowers its error over all data.
+    """Return the site tuned, if that lowers its error on data that it was not tuned on.
 
-    `groups` of activations may have other powers of two as scales, each group as one, where that is `allowed`.
-    Neighbouring exponents are tried first; then they are learned with the weights, if the result is allowed.
+    One chunk of the data in four decides, and the others are learned from; with fewer, all do both. `groups` of
+    activations may have other powers of two as scales, each group as one, where that is `allowed`. Neighbouring exponents
+    are tried first; then they are learned with the weights, if the result is allowed. Of the states on the way of the
+    learning, the best is taken.
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
@@ -93,15 +98,20 @@ def tune_unit(
         {k: site.params[k] for k in steps},
         {group: jnp.log2(jnp.asarray(site.plan.activations[group[0]].scale)) for group in groups},
     )
+    apart = len(site.valid) >= _DECIDES
+    learned = [i for i in range(len(site.valid)) if not apart or (i + 1) % _DECIDES]
+    deciding = slice(_DECIDES - 1, None, _DECIDES) if apart else slice(None)
+    codes, targets, valid = site.codes[deciding], site.targets[deciding], site.valid[deciding]
     whole = [
-        {k: joined([c[k] for c in chunks]) for k in chunks[0]} for chunks in (site.codes, site.floats, site.targets)
+        {k: joined([chunks[i][k] for i in learned]) for k in chunks[0]}
+        for chunks in (site.codes, site.floats, site.targets)
     ]
     scale = {k: importance.get(k, jnp.ones(())) / power(y.value) / len(whole[2]) for k, y in whole[2].items()}
-    samples = sum(int(v.sum()) for v in site.valid)
+    samples = sum(int(site.valid[i].sum()) for i in learned)
 
     def error(trial: Tuned) -> float:
         step = functools.partial(_error, site.unit.pattern, trial, site.params, site.plan, scale)
-        return float(added(concurrently(step, site.codes, site.targets, site.valid))) / samples
+        return float(added(concurrently(step, codes, targets, valid))) / sum(int(v.sum()) for v in valid)
 
     old = best = error(start)
     for group in groups:
@@ -113,13 +123,20 @@ def tune_unit(
     tuned = start
     for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
-        trial = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
-        trial = dataclasses.replace(trial, exponents={k: jnp.round(e) for k, e in trial.exponents.items()})
-        if allowed(_moved(site, trial)):
-            if (new := error(trial)) < best:
-                tuned, best = trial, new
+        way = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
+        trials = [_state(way, i) for i in range(_LOOKS)]
+        if allowed(_moved(site, trials[-1])):
+            for trial in trials:
+                if allowed(_moved(site, trial)) and (new := error(trial)) < best:
+                    tuned, best = trial, new
             break
     return (_moved(site, tuned), old, best) if best < old else (site, old, old)
+
+
+def _state(way: Tuned, index: int) -> Tuned:
+    """One of the states on the way of the learning, with exponents as whole numbers."""
+    state = jax.tree.map(lambda a: a[index], way)
+    return dataclasses.replace(state, exponents={k: jnp.round(e) for k, e in state.exponents.items()})
 
 
 def _moved(site: Site, tuned: Tuned) -> Site:
@@ -156,7 +173,7 @@ def _optimized(
     pattern: Pattern, samples: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
     plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
 ) -> Tuned:  # fmt: skip
-    """Adam on batches, with rates that fall to zero on a cosine."""
+    """States on the way of Adam on batches, with rates that fall to zero on a cosine."""
     fn = fake_quant(pattern.graph)
     adam = optax.scale_by_adam(b2=0.99)
 
@@ -178,7 +195,12 @@ def _optimized(
         update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
         return jax.tree.map(lambda v, u, r: v - falling(r, i, how.steps) * u, tuned, update, rates), state
 
-    return jax.lax.fori_loop(0, how.steps, step, (start, adam.init(start)))[0]
+    def stretch(carry: tuple[Tuned, Any], number: Array) -> tuple[tuple[Tuned, Any], Tuned]:
+        ends = number * how.steps // _LOOKS, (number + 1) * how.steps // _LOOKS
+        carry = jax.lax.fori_loop(*ends, step, carry)
+        return carry, carry[0]
+
+    return jax.lax.scan(stretch, (start, adam.init(start)), jnp.arange(_LOOKS))[1]
 
 
 def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:
@@ -213,13 +235,12 @@ def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key
         back[value.name] = draw / jnp.sqrt(jnp.mean(jnp.square(seen[value.name])) + 1e-30)
     counts: dict[str, Array] = {}
     for unit in reversed(parts):
-        if not all(jnp.issubdtype(seen[t].dtype, jnp.floating) for t in (*unit.inputs, *unit.outputs)):
-            continue  # no gradient passes integers
+        outputs = [t for t in unit.outputs if jnp.issubdtype(seen[t].dtype, jnp.floating)]
         own = unit.inside(params)
-        back |= {t: jnp.zeros_like(seen[t]) for t in unit.outputs if t not in back}
-        cotangent = unit.inside({t: back[t] for t in unit.outputs})
+        back |= {t: jnp.zeros_like(seen[t]) for t in outputs if t not in back}
+        cotangent = unit.inside({t: back[t] for t in outputs})
         pulled = _backward(unit.pattern, own, unit.inside({t: seen[t] for t in unit.inputs}), cotangent)
-        for t in unit.outputs:
+        for t in outputs:
             square = jnp.square(back[t])
             channels = jnp.mean(square, tuple(i for i in range(square.ndim) if i != 2 or square.ndim < 3))
             counts[t] = channels / jnp.maximum(jnp.mean(channels), 1e-30)
@@ -237,5 +258,12 @@ def _forward(pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str,
 def _backward(
     pattern: Pattern, params: Mapping[str, Array], inputs: Mapping[str, Array], cotangent: Mapping[str, Array]
 ) -> dict[str, Array]:
-    _, pull = jax.vjp(lambda x: _forward(pattern, params, x), dict(inputs))
+    """The gradients of the inputs, those of numbers that are no floats left out: no gradient passes integers."""
+    moving = {k: v for k, v in inputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+
+    def outputs(moving: Mapping[str, Array]) -> dict[str, Array]:
+        made = _forward(pattern, params, {**inputs, **moving})
+        return {k: made[k] for k in cotangent}
+
+    _, pull = jax.vjp(outputs, moving)
     return pull(dict(cotangent))[0]

@@ -25,9 +25,9 @@ from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.readings.fake import fake_quant
+from jq.readings.patterns import Pattern
 from jq.readings.tracing import trace
-from jq.recovery.means import Means, means
-from jq.recovery.parts import Pattern, Unit, program, rehearsing
+from jq.recovery.parts import Unit, program, rehearsing
 from jq.recovery.streams import Kept, Store, regrouped
 
 Array = Any
@@ -49,15 +49,9 @@ class Site:
     floats: list[Tensors]  # inputs in the float network
     codes: list[Tensors]  # and in the quantized one
     targets: list[Tensors]  # outputs of the float network
-    means: list[Any]  # and of its one layer, in the float network
     valid: list[np.ndarray]  # of each chunk, which of its samples are there for the first time
     index: int
     samples: int  # in all chunks
-
-    def quantized_means(self, chunks: slice) -> Means:
-        """The means of the unit's one layer, of some chunks."""
-        step = functools.partial(_quantized_means, self.unit.pattern, self.unit.watched, self.params, self.plan)
-        return added(concurrently(step, self.codes[chunks], self.valid[chunks]))
 
     def replace(self, **changes: Any) -> Site:
         """A copy with some fields changed."""
@@ -120,14 +114,12 @@ def walk(
             floats=_read(unit, floats, len(valid)),
             codes=_read(unit, codes, len(valid)),
             targets=[],
-            means=[],
             valid=valid,
             index=i,
             samples=sum(map(len, store.valid)),
         )
-        step = functools.partial(_floating, unit.pattern, unit.watched, given, site.results)
-        made = list(concurrently(step, site.floats, valid))
-        site = site.replace(targets=[target for target, _ in made], means=[mean for _, mean in made])
+        step = functools.partial(_floating, unit.pattern, given, site.results)
+        site = site.replace(targets=list(concurrently(step, site.floats)))
         if skip is not None and i in skip:
             arrays, scales = map(unit.inside, skip[i])
             site = site.replace(params=site.params | arrays, plan=site.plan.replace(scales))
@@ -148,7 +140,7 @@ def walk(
             codes[t] = store.keep([chunk[names[t]] for chunk in coded])
         for t in [t for t in floats if last.get(t, -1) <= i]:
             del floats[t], codes[t]
-        del site, made, coded  # with all tensors of the unit
+        del site, coded  # with all tensors of the unit
         freed += unit.sample_bytes * sum(map(len, valid))
         if freed > _FREED:
             _release()
@@ -212,18 +204,13 @@ def values(tensors: Mapping[str, Kept]) -> dict[str, Array]:
     return {k: v.value for k, v in tensors.items()}
 
 
-@program(2)
+@program(1)
 def _floating(
-    pattern: Pattern, layer: int | None, params: Mapping[str, Array], results: Mapping[str, QParams], inputs: Tensors,
-    valid: Array,
-) -> tuple[Tensors, Means | None]:  # fmt: skip
-    """The float network's outputs on a chunk, and the means of its one layer."""
+    pattern: Pattern, params: Mapping[str, Array], results: Mapping[str, QParams], inputs: Tensors
+) -> Tensors:
+    """The float network's outputs on a chunk."""
     made = jax.vmap(lambda x: trace(pattern.graph)(params, x))(values(inputs))
-    kept = {k: Kept.halved(v, results.get(k)) for k, v in made.items()}
-    if layer is None:
-        return kept, None
-    mean = means(lambda graph: functools.partial(trace(graph), params), pattern.graph, layer, values(inputs), valid)
-    return kept, dataclasses.replace(mean, slope=None)
+    return {k: Kept.halved(v, results.get(k)) for k, v in made.items()}
 
 
 @program(1)
@@ -232,11 +219,3 @@ def _quantized(
 ) -> Tensors:
     made = jax.vmap(lambda x: fake_quant(pattern.graph)(params, plan, x))(values(inputs))
     return {k: Kept.quantized(v, results.get(k)) for k, v in made.items()}
-
-
-@program(2)
-def _quantized_means(
-    pattern: Pattern, layer: int, params: Mapping[str, Array], plan: Plan, inputs: Tensors, valid: Array
-) -> Means:
-    read = lambda graph: functools.partial(fake_quant(graph), params, plan)  # noqa: E731
-    return means(read, pattern.graph, layer, values(inputs), valid)

@@ -6,8 +6,9 @@ from jq.research.curvature import fisher, hessian_trace
 from jq.research.descent import Step
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
 from jq.research.exponents import Search, search_exponents
-from jq.research.goals import Goal, Score
+from jq.research.goals import Goal
 from jq.research.integer_factors import equalize_pow2
+from jq.research.judging import Score
 from jq.research.mixed import FormatTable, Mixed, format_table, mixed_precision
 from jq.research.outcomes import AutoResult
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung

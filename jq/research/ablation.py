@@ -48,17 +48,18 @@ from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, stor
 from jq.recovery.parts import Kind, Unit, keeping_programs, units
 from jq.recovery.streams import CHUNK_BYTES, Store
 from jq.research.experiment import Experiment, Subject
-from jq.research.ledger import Ledger, Row
+from jq.research.ledger import NUMBER, Column, Ledger, Row
 from jq.research.tables import Results
 from jq.util.cache import enable
 from jq.util.digest import digest
 from jq.util.progress import progress_bar
 from jq.version import __version__
 
-COLUMNS = (
-    "hash", "model", "config", "seed", "same_as_seed", "options", "samples", "float_top1", "top1", "agreement", "sqnr",
-    "kl", "seconds", "added_seconds", "megabytes", "digest", "jq", "jax", "jaxlib",
-)  # fmt: skip
+COLUMNS: Mapping[str, Column] = {
+    "hash": str, "model": str, "config": str, "seed": int, "same_as_seed": NUMBER, "options": str, "samples": int,
+    "float_top1": NUMBER, "top1": NUMBER, "agreement": NUMBER, "sqnr": NUMBER, "kl": NUMBER, "seconds": NUMBER,
+    "added_seconds": NUMBER, "megabytes": NUMBER, "digest": str, "jq": str, "jax": str, "jaxlib": str,
+}  # fmt: skip
 # Options that only tuning reads.
 _TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop")
 _JAXLIB = importlib.metadata.version("jaxlib")

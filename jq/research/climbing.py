@@ -27,12 +27,14 @@ from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
 from jq.npu.forecasting import forecast
-from jq.pipeline import Measured, Result, calibrated, quantize
-from jq.research.goals import OWN, Evaluate, EvaluationError, Goal, Judge, Score, goal_of, samples_needed
+from jq.pipeline import Calibrated, Measured, Result, calibrated, quantize
+from jq.research.goals import OWN, Evaluate, Goal, goal_of, samples_needed
 from jq.research.islands import apart, bits, islands, work
-from jq.research.ledger import Ledger
+from jq.research.judging import EvaluationError, Judge, Score
+from jq.research.ledger import Column, Ledger
 from jq.research.outcomes import AutoResult, Tried, shown
-from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung, Wide
+from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
+from jq.research.widening import Wide, part_losses
 from jq.util.digest import digest
 from jq.util.durations import seconds_of
 from jq.util.progress import log, progress_bar
@@ -40,7 +42,10 @@ from jq.version import __version__
 
 _EVERY = 4  # samples, of which one decides
 _DECIBELS = 10.0  # of error that twice the bit operations must gain to be worth it
-_COLUMNS = ("hash", "rung", "config", "score", "facts", "seconds", "outcome")
+_COLUMNS: Mapping[str, Column] = {
+    "hash": str, "rung": str, "config": str, "score": (dict, type(None)), "facts": (list, type(None)),
+    "seconds": (int, float), "outcome": str,
+}  # fmt: skip
 
 
 def auto(
@@ -53,22 +58,24 @@ def auto(
     evaluate: Evaluate | None = None,
     labels: Any = None,
     float_islands: int = 1,
-    wide: Wide = "float",
+    wide: Wide | None = None,
     max_cost: float = 1.15,
     rungs: Sequence[Rung] = RUNGS,
     ledger: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> AutoResult:
-    """Return a float model quantized such that a target holds, or the best that is found, and the config that makes it.
+    """Return a float model quantized so that a target holds, or the best model found, and the config that reproduces it.
 
     `target` is "top1 -0.5" (points below float; needs `labels`), "agreement 98" (percent of the samples in float's class),
-    "kl 0.02", "sqnr 25", or "file.py:function 0.98"; None looks for the knee of accuracy against cost. With `evaluate`, a
-    function of a model, or of `outputs` (and `labels`), larger being better, the target is its bound, and a number with a
-    sign is relative to float. `budget` is time: seconds, or text such as "5m".
+    "kl 0.02", "sqnr 25", or "file.py:function 0.98"; None finds the knee of accuracy against cost. `evaluate` is a function
+    of a model, or of `outputs` (and `labels`), whose larger values are better; the target is then its least value, and a
+    number with a sign is relative to the float model. `budget` is a time: seconds, or text such as "5m".
 
-    Of `data`, as `jq.quantize` takes them, one sample in four decides and the others calibrate and tune. A model may cost
-    `max_cost` times the bit operations of 8 bits everywhere, and have `float_islands` regions in the `wide` format beyond
-    those that heads and the guard leave. `ledger`, a .jsonl file, holds what was tried: an interrupted search goes on.
+    One sample in four of `data`, which is what `jq.quantize` takes, is held out for decisions; the others calibrate and tune.
+    A model may cost `max_cost` times the bit operations of 8 bits everywhere. Besides the regions that heads and the guard
+    leave in float, it may have `float_islands` regions in the `wide` format (None: int16 activations if scales are floats
+    and the chip has A16W8, otherwise float). `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
+    from it.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -79,13 +86,14 @@ def auto(
     start, limit = time.perf_counter(), seconds_of(budget)
     if chip not in CHIPS:
         raise ConfigError(f"no chip {chip!r}; there are {', '.join(CHIPS)}")
-    check_choice("wide", wide, get_args(Wide))
+    if wide is not None:
+        check_choice("wide", wide, get_args(Wide))
     _check_limits(float_islands, max_cost)
     goal, evaluate = goal_of(target, evaluate)
     search = _Search.of(model, data, goal, evaluate, labels, Limits(chip, max_cost, float_islands, wide), seed)
     book = Ledger.open(ledger, _COLUMNS)
     known = _known(book, search.identity)
-    spent = sum(row["seconds"] for row in known.values())
+    spent, recorded = sum(row["seconds"] for row in known.values()), {row["rung"] for row in known.values()}
     climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
 
     def left() -> float:
@@ -93,7 +101,7 @@ def auto(
 
     with progress_bar("auto", len(rungs), "rungs") as advance:
         for rung in rungs:
-            if climb.tried and left() < _time_of(tried):
+            if climb.tried and rung.name not in recorded and left() < _time_of(tried):
                 why = f"the time of {limit:g} s is up before {rung.name}"
                 break
             step, ended = search.step(rung, climb, known, book, left())
@@ -137,6 +145,7 @@ class _Search:
     seed: int
     identity: str  # of model, data, goal and limits
     measured: Measured
+    lost: dict[QuantConfig, Mapping[str, float]]  # by parts
     warned: dict[QuantConfig, list[Warning | str]]  # of a candidate: repeated of the one that is chosen
 
     @classmethod
@@ -165,14 +174,22 @@ class _Search:
         warn_of_few(goal, len(deciding))
         judge = Judge.of(goal, graph, deciding, known, evaluate)
         identity = digest(graph, *map(digest, samples), str(goal), known, limits, seed, __version__)[:12]
-        return cls(model, graph, data, judge, limits, every, seed, identity, {}, {})
+        return cls(model, graph, data, judge, limits, every, seed, identity, {}, {}, {})
 
     def climb(self) -> Climb:
         """The climb before its first rung."""
-        labels = frozenset(node.label for node in self.graph.nodes)
-        return Climb(
-            self.limits, lambda config: calibrated(self.graph, self.data, config, measured=self.measured), labels
-        )
+        return Climb(self.limits, self.calibrated, self.losses, frozenset(node.label for node in self.graph.nodes))
+
+    def calibrated(self, config: QuantConfig) -> Calibrated:
+        """The model by a config, on the samples that do not decide."""
+        own = config.replace(held_out=self.held_out, seed=self.seed)
+        return calibrated(self.graph, self.data, own, measured=self.measured)
+
+    def losses(self, config: QuantConfig) -> Mapping[str, float]:
+        """The loss of each part of the model by a config, measured once."""
+        if config not in self.lost:
+            self.lost[config] = part_losses(self.calibrated(config), self.judge.measure)
+        return self.lost[config]
 
     def step(
         self, rung: Rung, climb: Climb, known: Mapping[str, Any], book: Ledger, left: float
@@ -227,7 +244,7 @@ class _Search:
         try:
             score = self.judge.score(result.model)
         except EvaluationError as error:
-            held = Score(math.nan, None, None, None, (math.inf,), False)
+            held = Score(math.nan, None, None, None, math.inf, False)
             candidate = Candidate(name, config, held, *sizes, result)
             outcome = "kept" if climb.best is None else f"failed: {error}"
             return candidate, outcome, str(error)
@@ -305,7 +322,7 @@ def warn_of_few(goal: Goal, count: int) -> None:
     needed = samples_needed(goal)
     if needed is not None and needed > count:
         warnings.warn(
-            f"{count} samples decide: they cannot show {goal}, for which {needed} are the least, so the search goes on to "
+            f"{count} samples decide: they cannot show {goal}, for which {needed} are the least, so the search continues to "
             "the best that it finds; give more data",
             stacklevel=4,
         )
@@ -332,12 +349,7 @@ def _labels(labels: Any, samples: Sequence[Sample], every: int) -> np.ndarray:
 
 def _known(book: Ledger, identity: str) -> dict[str, Mapping[str, Any]]:
     """The rows of this search by their hash; those of others are left alone."""
-    own = [row for row in book.rows if str(row["hash"]).startswith(identity)]
-    for row in own:
-        whole = row.keys() >= set(_COLUMNS) and isinstance(row["outcome"], str)
-        if not whole or not isinstance(row["seconds"], (int, float)):
-            raise DataError(f"{book.path}: the row {str(row)[:80]!r} is damaged; give the name of a new file")
-    return {str(row["hash"]): row for row in own}
+    return {row["hash"]: row for row in book.rows if row["hash"].startswith(identity)}
 
 
 def _row(key: str, rung: str, config: QuantConfig, c: Candidate | None, outcome: str, took: float) -> dict[str, Any]:
@@ -354,7 +366,7 @@ def _read(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidate |
         return None
     try:
         known = Score(**row["score"])
-        score = dataclasses.replace(known, value=float(known.value), errors=tuple(map(float, known.errors)))
+        score = dataclasses.replace(known, value=float(known.value), error=float(known.error))
         cost, narrow, count, size, places = row["facts"]
         return Candidate(rung, config, score, float(cost), float(narrow), int(count), int(size), str(places), None)
     except (TypeError, ValueError) as error:

@@ -8,9 +8,8 @@ mean of squares of v'J, which one backward pass gives for every tensor: Martens,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
 from jq.readings.data_shapes import traceable
+from jq.readings.hooks import Hook, kept_apart, turned
 from jq.readings.tracing import trace
 from jq.research.losses import CURVED, Loss, losses, probe, scores
 from jq.research.streaming import packed, streamed
@@ -62,10 +62,10 @@ def estimate(
         def outputs(dials: Array) -> dict[str, Array]:
             def dialled(name: str, value: Any) -> Any:
                 value = jax.tree.map(jnp.asarray, value)
-                turned = sum(dials[i] for i in of[name])
+                dial = sum(dials[i] for i in of[name])
                 still = lax.stop_gradient(value)
                 rounded = plan.fake_quant(name, still)
-                return jax.tree.map(lambda x, f, y: _turned(x, _kept_apart(y - f), turned), value, still, rounded)
+                return jax.tree.map(lambda x, f, y: turned(x, kept_apart(y - f), dial), value, still, rounded)
 
             return read(fn.quantized(arrays, Hook(of, dialled), sample))
 
@@ -184,8 +184,8 @@ def hessian_trace(
             r = {k: jax.random.rademacher(keys[k], s, jnp.float32) for k, s in shapes.items()}
             none = {k: jnp.zeros(s, jnp.float32) for k, s in shapes.items()}
             # Backwards twice: the convolutions' own gradients have no forward derivative.
-            turned = jax.grad(lambda x: sum(jnp.vdot(r[k], g) for k, g in jax.grad(value)(x).items()))(none)
-            return {k: jnp.vdot(r[k], turned[k]) for k in shapes}
+            curved = jax.grad(lambda x: sum(jnp.vdot(r[k], g) for k, g in jax.grad(value)(x).items()))(none)
+            return {k: jnp.vdot(r[k], curved[k]) for k in shapes}
 
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), probes)
         return jax.tree.map(lambda x: jnp.mean(x, 0), lax.map(product, keys))
@@ -236,39 +236,6 @@ def _channels(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 def _is_float(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Hook:
-    """A function of some tensors, by name and value, that a reading takes in place of a plan's rounding."""
-
-    tensors: Container[str]
-    fake_quant: Callable[[str, Any], Any]
-
-    def __contains__(self, tensor: object) -> bool:
-        return tensor in self.tensors
-
-
-def _kept_apart(x: Array) -> Array:
-    """x, not computed in the sum that reads it: XLA's CPU backend would give that whole arrays of its scalars."""
-    return lax.clamp(*(jnp.asarray(v, x.dtype) for v in (-jnp.inf, x, jnp.inf)))
-
-
-@jax.custom_vjp
-def _turned(x: Array, lost: Array, dial: Array) -> Array:
-    """x + dial * lost at dial 0, which is x; autodiff's own would add the nothing in the forward pass."""
-    return x
-
-
-def _turned_forward(x: Array, lost: Array, dial: Array) -> tuple[Array, Array]:
-    return x, lost
-
-
-def _turned_backward(lost: Array, g: Array) -> tuple[Array, None, Array]:
-    return g, None, jnp.sum(g * lost)
-
-
-_turned.defvjp(_turned_forward, _turned_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

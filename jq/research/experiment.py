@@ -48,9 +48,9 @@ class Subject:
 class Experiment:
     """Each config on each subject with each seed."""
 
-    subjects: Mapping[str, Subject]
-    configs: Mapping[str, QuantConfig]
-    seeds: Sequence[int] = (0,)
+    subjects: Mapping[str, Subject]  # models with their data, by name
+    configs: Mapping[str, QuantConfig]  # by name
+    seeds: Sequence[int] = (0,)  # each in place of the configs' own
 
     def __post_init__(self) -> None:
         for name in ("subjects", "configs", "seeds"):

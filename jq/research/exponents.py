@@ -68,7 +68,7 @@ def search_exponents(
     """Return a plan with other powers of two, with which the graph's outputs are nearer to what it computes in floats.
 
     The methods: `coordinate` tries each exponent's neighbours in the order of the network, and keeps what makes the
-    outputs' loss less; `beam` goes on with the best `width` plans at once; `weighted` is least squared error, with the
+    outputs' loss less; `beam` continues with the best `width` plans at once; `weighted` is least squared error, with the
     squares of the outputs' gradients as weights, from one pass over the data; `sequential` calibrates each tensor on
     what the quantized network before it gives. These two leave the scales of weights. `joint` is weighted, where the
     outputs have gradients, sequential and coordinate, each from the best plan of those before it.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -70,9 +72,11 @@ def apart(graph: Graph, plan: Plan, config: QuantConfig) -> frozenset[str]:
         value = graph.values.get(output)
         if value is None or value.dtype is None or value.dtype.kind != "f" or output in graph.arrays:
             continue
-        own = plan.activations.get(output)
-        alike = own is not None and bits(own.grid) == base
-        kept = output in plan.nodes and (alike or (own is None and output in inside))
+        taker = node
+        while taker.outputs[0] not in plan.activations and taker.outputs[0] in inside:
+            taker = inside[taker.outputs[0]]  # whose result is this one's, rounded
+        own = plan.activations.get(taker.outputs[0])
+        kept = output in plan.nodes and own is not None and bits(own.grid) == base
         if not kept and node.inputs:  # else it makes a constant
             names.add(output)
     return frozenset(names)
@@ -113,35 +117,81 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def choose(
-    gains: Sequence[float], costs: Sequence[float], sources: Sequence[Sequence[int]], limit: float, most: int
+    gains: Sequence[float],
+    costs: Sequence[float],
+    sources: Sequence[Sequence[int]],
+    limit: float,
+    most: int,
+    own: Sequence[float] | None = None,
+    held: Mapping[int, bool] = MappingProxyType({}),
 ) -> np.ndarray:
     """Return which nodes to take: the most gain with costs within a limit, in at most so many regions.
 
     `sources` are the nodes that each one reads. A region begins at a node none of whose sources is taken, so that the
-    number of such beginnings bounds that of the regions.
+    number of such beginnings bounds that of the regions; as a region may have several, what is left of the limit goes to
+    neighbours, those of the most gain for their cost first. Nodes in `held` are taken, as part of regions that are there
+    already, or are not, whatever they gain.
+
+    With `own`, what each node gains alone, its other gain counts only where all nodes that read it are taken too: else its
+    result is rounded for these. Then no neighbours are added.
 
     >>> choose([5, 0, 4, 3], [1, 0, 1, 1], [[], [0], [1], []], limit=2, most=1).tolist()
     [True, True, True, False]
+    >>> choose([5, 0, 4, 3], [1, 1, 1, 1], [[], [0], [1], []], limit=1, most=1, own=[0, 0, 0, 1]).tolist()
+    [False, False, False, True]
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, hstack, identity, vstack
 
-    count = len(gains)
+    count, one = len(gains), identity(len(gains))
     edges = [(i, j) for i, before in enumerate(sources) for j in set(before)]
-    reads = csr_array(
-        (np.ones(len(edges)), ([i for i, _ in edges], [j for _, j in edges])) if edges else (count, count),
-        shape=(count, count),
-    )
-    # taken - sources taken - begins <= 0; costs within the limit; beginnings within their number.
-    begins = hstack([identity(count) - reads, -identity(count)])
-    rows = csr_array(
-        np.vstack([np.r_[np.asarray(costs, float), np.zeros(count)], np.r_[np.zeros(count), np.ones(count)]])
-    )
-    within = LinearConstraint(vstack([begins, rows]), -np.inf, np.r_[np.zeros(count), limit, most])
-    gain = np.asarray(gains, float) / max(max(gains, default=0.0), 1e-300)
+    readers, read = [i for i, _ in edges], [j for _, j in edges]
+    none = csr_array((count, count))
+
+    def at(rows: Sequence[int], columns: Sequence[int], height: int) -> Any:
+        return csr_array((np.ones(len(rows)), (list(rows), list(columns))), shape=(height, count))
+
+    # Variables: taken, begins, kept (a result that is not rounded), each for all nodes.
+    begins = hstack([one - at(readers, read, count), -one, none])  # taken - sources taken - begins <= 0
+    kept = hstack([-one, none, one])  # kept <= taken
+    each = range(len(edges))
+    inside = hstack([-at(each, readers, len(edges)), csr_array((len(edges), count)), at(each, read, len(edges))])
+    zero = np.zeros(count)
+    lowest, highest = zero.copy(), np.ones(count)
+    for node, inside_already in held.items():
+        lowest[node] = highest[node] = inside_already
+    sums = csr_array(np.vstack([np.r_[np.asarray(costs, float), zero, zero], np.r_[zero, 1 - lowest, zero]]))
+    rows = [begins, kept, *([] if own is None else [inside]), sums]  # kept <= reader taken, where results are rounded
+    above = np.r_[np.zeros(sum(r.shape[0] for r in rows) - 2), limit, most]
+    values = np.asarray([gains, zero if own is None else own], float)
+    values /= max(values.max(initial=0.0), 1e-300)
     small = np.full(count, 1e-6)  # of two choices that gain alike, the one of fewer nodes
-    answer = milp(np.r_[small - gain, np.zeros(count)], integrality=np.ones(2 * count), bounds=Bounds(0, 1),
-                  constraints=within, options={"time_limit": 10.0})  # fmt: skip
+    bounds = Bounds(np.r_[lowest, zero, zero], np.r_[highest, np.ones(2 * count)])
+    answer = milp(np.r_[small - values[1], zero, -values[0]], integrality=np.ones(3 * count), bounds=bounds,
+                  constraints=LinearConstraint(vstack(rows), -np.inf, above), options={"time_limit": 10.0})  # fmt: skip
     if answer.x is None:
         raise ConfigError(f"no choice of nodes costs at most {limit:g} in {most} regions")
-    return np.asarray(answer.x[:count] > 0.5)
+    taken = np.asarray(answer.x[:count] > 0.5)
+    return taken if own is not None else _grown(taken, gains, costs, edges, limit, highest > 0)
+
+
+def _grown(
+    taken: np.ndarray,
+    gains: Sequence[float],
+    costs: Sequence[float],
+    edges: Sequence[tuple[int, int]],
+    limit: float,
+    allowed: np.ndarray,
+) -> np.ndarray:
+    """The nodes with neighbours that gain most for their cost, as far as the limit allows."""
+    taken, price, gain = taken.copy(), np.asarray(costs, float), np.asarray(gains, float)
+    while True:
+        near = np.zeros(len(taken), bool)
+        for i, j in edges:
+            near[i] |= taken[j]
+            near[j] |= taken[i]
+        open_ = near & ~taken & allowed & (gain > 0) & (price <= limit - price[taken].sum())
+        if not open_.any():
+            return taken
+        worth = np.where(open_, gain / np.maximum(price, 1e-12), -np.inf)
+        taken[worth.argmax()] = True

@@ -15,19 +15,22 @@ from jq.errors import ConfigError, DataError
 from jq.util import files
 
 Row = Mapping[str, Any]
+Column = type | tuple[type, ...]
+
+NUMBER: Column = (int, float, type(None))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ledger:
     """Rows in a file, or in memory alone."""
 
-    columns: tuple[str, ...]
+    columns: Mapping[str, Column]  # with the types of their values
     path: Path | None
     rows: list[Row]
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | None, columns: tuple[str, ...]) -> Ledger:
-        """The rows of earlier runs; a last line torn by a kill is removed from the file."""
+    def open(cls, path: str | os.PathLike[str] | None, columns: Mapping[str, Column]) -> Ledger:
+        """The rows of earlier runs, whose values have the columns' types; a last line torn by a kill is removed."""
         if path is None:
             return cls(columns, None, [])
         made = cls(columns, Path(path), [])
@@ -52,8 +55,7 @@ class Ledger:
 
     def _line(self, row: Row) -> bytes:
         if self.path is not None and self.path.suffix == ".csv":
-            # JSON, so that what is read is what was written; plain words stay words.
-            return self._csv([v if isinstance(v := row[c], str) else json.dumps(v) for c in self.columns])
+            return self._csv([_cell(row[c]) for c in self.columns])
         return json.dumps(row).encode() + b"\n"
 
     @staticmethod
@@ -63,33 +65,46 @@ class Ledger:
         return text.getvalue().encode()
 
     def _read(self, path: Path) -> None:
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        if not path.exists():
             return
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        content = files.content(path, largest=_LARGEST)
         whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            files.write(path, whole)
         try:
-            lines = whole.decode().splitlines()
+            text = whole.decode()
             if path.suffix == ".csv":
-                head, *rest = list(csv.reader(lines)) or [list(self.columns)]
+                head, *rest = list(csv.reader(io.StringIO(text, newline=""))) or [list(self.columns)]
                 if head != list(self.columns):
                     raise ValueError(f"its columns are {', '.join(head)}")
-                self.rows.extend({c: _parsed(c, v) for c, v in zip(head, r, strict=True)} for r in rest)
+                self.rows.extend({c: self._value(c, v) for c, v in zip(head, r, strict=True)} for r in rest)
             else:
-                self.rows.extend(json.loads(line) for line in lines if line.strip())
-        except ValueError as error:
-            raise DataError(f"{path} is no table of an ablation: {error}; give the name of a new file") from error
-        for row in self.rows:
-            if not isinstance(row, dict) or "hash" not in row:
-                raise DataError(f"{path} holds rows without a hash: it is no table of an ablation; give a new name")
+                self.rows.extend(files.parsed(line) for line in text.split("\n") if line.strip())
+            for row in self.rows:
+                self._check(row)
+        except (ValueError, csv.Error) as error:
+            raise DataError(f"{path} is no table of these runs: {error}; give the name of a new file") from error
+        if whole != content:  # of a file that is a table otherwise
+            files.write(path, whole)
+
+    def _value(self, column: str, text: str) -> Any:
+        """A cell's value: JSON, and in columns of words a plain word."""
+        is_word = self.columns[column] is str and not text.startswith('"')
+        return text if is_word else files.parsed(text)
+
+    def _check(self, row: Any) -> None:
+        """Raise a ValueError for a row that no run wrote."""
+        if not isinstance(row, dict):
+            raise ValueError(f"it holds {str(row)[:60]!r} in place of a row")
+        for column, kind in self.columns.items():
+            if column not in row:
+                raise ValueError(f"a row has no {column!r}")
+            if not isinstance(row[column], kind) or isinstance(row[column], bool):
+                raise ValueError(f"a row has {str(row[column])[:60]!r} as its {column!r}")
 
 
-_WORDS = ("hash", "model", "config", "options", "digest", "jq", "jax", "jaxlib", "machine")
+def _cell(value: Any) -> str:
+    """A value in one line of CSV: words as they are, unless they break lines or look like JSON, which is all else."""
+    is_word = isinstance(value, str) and len(value.splitlines()) < 2 and not value.startswith('"')
+    return value if is_word and value == value.rstrip("\r\n") else json.dumps(value)
 
 
-def _parsed(column: str, text: str) -> Any:
-    return text if column in _WORDS else json.loads(text)
+_LARGEST = 256 << 20  # bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -9,15 +10,16 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jq.arithmetic.losses import BY_NAME, classes_axis
+from jq.arithmetic.losses import BY_NAME, bernoulli_kl, classes_axis, kl, relative_mse
 from jq.errors import ModelError
 from jq.graph import Graph
-from jq.ops.kinds import is_softmax
+from jq.ops.kinds import is_concat, is_sigmoid, is_softmax, is_transpose
 
 Array = Any
 Outputs = Mapping[str, Array]
 Loss = Literal["kl", "mse", "cosine", "top1"]
 LOSSES: tuple[Loss, ...] = get_args(Loss)
+Measure = Callable[[Outputs, Outputs], dict[str, Array]]  # errors by name, from reference outputs and outputs
 CURVED: tuple[Loss, ...] = ("kl", "mse", "cosine")  # those with a second derivative
 
 _LEAST = 1e-7  # probability that a logarithm is taken of
@@ -45,6 +47,57 @@ def losses(reference: Outputs, outputs: Outputs) -> dict[str, Array]:
     """
     pairs = [(reference[k].astype(jnp.float32), outputs[k].astype(jnp.float32)) for k in reference]
     return {name: jnp.mean(jnp.stack([loss(z, y) for z, y in pairs])) for name, loss in BY_NAME.items()}
+
+
+def divergences(graph: Graph, classes: bool = False) -> Measure:
+    """Return a function from a sample's reference outputs and outputs to the error of each part of them, by name.
+
+    A part is an operand of the Concat that makes an output, so that a detector's scores count apart from its boxes; what is
+    made otherwise is one part. The error is the KL divergence of what a Softmax gives (with `classes`, of the softmax of
+    all outputs), that of each element of what a Sigmoid gives, else the squared error relative to the power.
+    """
+    if classes:
+        read = scores(graph)
+        return lambda z, y: {"kl": losses(read(z), read(y))["kl"]}
+    parts = {v.name: parts_of(graph, v.name) for v in graph.outputs}
+
+    def of(z: Outputs, y: Outputs) -> dict[str, Array]:
+        errors: dict[str, Array] = {}
+        for output in (k for k, v in z.items() if jnp.issubdtype(v.dtype, jnp.floating)):
+            axis, cuts, names = parts[output]
+            pieces = [jnp.split(v[output].astype(jnp.float32), cuts, axis) for v in (z, y)]
+            errors |= {n: _distance(graph, n)(a, b) for n, a, b in zip(names, *pieces, strict=True)}
+        return errors
+
+    return of
+
+
+def parts_of(graph: Graph, output: str) -> tuple[int, list[int], list[str]]:
+    """Return where the Concat behind an output joins its operands: the axis, the places between them, and their names.
+
+    Boxes and scores of a detector are such operands; what is made otherwise is one part. A Transpose may stand between.
+    """
+    node, rank = graph.producer.get(output), len(graph.values[output].shape or ())
+    order = range(rank)
+    if node is not None and is_transpose(node):
+        order, node = node.attrs.get("perm") or order[::-1], graph.producer.get(node.inputs[0])
+    whole: tuple[int, list[int], list[str]] = 0, [], [output]
+    if node is None or not is_concat(node) or len(set(node.inputs)) < len(node.inputs):
+        return whole
+    axis = int(node.attrs["axis"])
+    sizes = [(graph.values[k].shape or ())[axis:][:1] if k in graph.values else () for k in node.inputs]
+    known = [size[0] for size in sizes if size and isinstance(size[0], int)]
+    if len(known) < len(sizes):
+        return whole
+    return list(order).index(axis % rank), list(itertools.accumulate(known))[:-1], list(node.inputs)
+
+
+def _distance(graph: Graph, name: str) -> Callable[[Array, Array], Array]:
+    """The natural distance of a tensor's values, by what makes it."""
+    node = graph.producer.get(name)
+    if node is not None and is_softmax(node):
+        return lambda z, y: kl(*(jnp.log(jnp.maximum(v, _LEAST)) for v in (z, y)))
+    return bernoulli_kl if node is not None and is_sigmoid(node) else relative_mse
 
 
 def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:

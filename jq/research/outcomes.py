@@ -18,7 +18,8 @@ from jq.evidence.report import Report, Section
 from jq.npu.facts import CHIPS
 from jq.npu.provider import provider_config
 from jq.pipeline import Result
-from jq.research.goals import Goal, Score
+from jq.research.goals import Goal
+from jq.research.judging import Score
 from jq.util import files, markup
 
 
@@ -59,8 +60,9 @@ class AutoResult:
     def report(self) -> Report:
         """The report of the model, with the table of rungs and their picture."""
         own, (columns, rows, _) = self.result.report, self.cells()
-        facts, section = {"search": self.outcome, **own.facts}, Section("Rungs", columns, rows, self.plot())
-        return dataclasses.replace(own, facts=facts, sections=(section, *own.sections))
+        verdict = dataclasses.replace(own.verdict, sentences=(self.outcome, *own.verdict.sentences))
+        section = Section("Rungs", columns, rows, self.plot())
+        return dataclasses.replace(own, verdict=verdict, sections=(section, *own.sections))
 
     @property
     def outcome(self) -> str:

@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from jq.arithmetic.formats import BFLOAT16, INT16, UINT8
+from jq.arithmetic.formats import UINT8
 from jq.config import QuantConfig, presets
 from jq.npu.facts import BACKEND_FORMATS, CHIPS
 from jq.pipeline import Calibrated, Result
-from jq.plan.placement import absorbed
-from jq.plan.scales import channel_axes
-from jq.plan.selection import literal
-from jq.research.goals import Score
-from jq.research.islands import FLOAT_BITS, bits, choose, products
-from jq.research.sensitivities import sensitivity
-from jq.util.progress import log
-
-Wide = Literal["float", "bf16", "int16"]
-_WIDE: Mapping[str, Mapping[str, Any]] = {
-    "bf16": {"activation": BFLOAT16, "weight": BFLOAT16},
-    "int16": {"activation": INT16, "weight": INT16},
-}
-_LOOKED = 4  # samples on which sensitivities are measured
+from jq.research.islands import work
+from jq.research.judging import Score
+from jq.research.widening import Wide, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +25,7 @@ class Limits:
     chip: str
     most: float  # bit operations, in units of those of 8 bits
     islands: int  # that a rung may add
-    wide: Wide  # what they are in
+    wide: Wide | None  # what they are in; None: 16 bits where scales are floats and the chip has that, else float
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -66,10 +55,10 @@ class Climb:
 
     limits: Limits
     calibrated: Callable[[QuantConfig], Calibrated]  # the model by a config, before anything is tuned
+    losses: Callable[[QuantConfig], Mapping[str, float]]  # its `part_losses`; each config is measured once
     labels: frozenset[str] = frozenset()  # of the model's own nodes, which a config can name
     best: Candidate | None = None
     tried: tuple[Candidate, ...] = ()  # and within the limits
-    notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # what is measured once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,75 +75,57 @@ def _preset(name: str, how: str = "", **options: Any) -> Rung:
     return Rung(name + how, lambda climb: name in climb.limits.formats, lambda climb: config)
 
 
-def _tuned(stages: str) -> Rung:
+def _is_inexact(climb: Climb) -> bool:
+    return climb.best is not None and climb.best.score.error > 0
+
+
+def _tuned(stage: str) -> Rung:
     def config(climb: Climb) -> QuantConfig | None:
         assert climb.best is not None
-        return climb.best.config.replace(finetune=stages)
+        return climb.best.config.replace(finetune=stage)
 
-    return Rung(stages, lambda climb: climb.best is not None and climb.best.score.error > 0, config)
+    return Rung(stage, _is_inexact, config)
 
 
-def _has_room(climb: Climb) -> bool:
-    limits, best = climb.limits, climb.best
-    return best is not None and limits.islands > 0 and best.cost < limits.most and best.narrow > 0
+def _then_blocks(climb: Climb) -> QuantConfig | None:
+    """The best with its blocks tuned, after its layers if that was better."""
+    assert climb.best is not None
+    stages = (*climb.best.config.stages, "block")
+    return climb.best.config.replace(finetune="+".join(stages))
 
 
 def _islands(climb: Climb) -> QuantConfig | None:
-    """The best with the regions that lose most in the wide format, within the limits; None where no region fits."""
-    limits, best = climb.limits, climb.best
-    assert best is not None
-    ready = climb.calibrated(best.config)
-    graph, plan = ready.graph, ready.guarded.plan
-    if "losses" not in climb.notes:
-        climb.notes["losses"] = node_losses(ready)
-    losses = climb.notes["losses"]
-    # What `prepare` made has a name that no config can give, so that it cannot be part of a region.
-    nodes = [n for n in graph.nodes if n.outputs and n.outputs[0] in plan.nodes and n.label in climb.labels]
-    axes, place = channel_axes(graph), {n.outputs[0]: i for i, n in enumerate(nodes)}
-    counts = [products(graph, n, axes) for n in nodes]
-    narrow = bits(best.config.activation) * bits(best.config.weight)
-    width = (FLOAT_BITS**2 - narrow) / narrow / max(sum(products(graph, n, axes) for n in graph.nodes), 1)
-    sources = [[place[s] for s in n.reads() if s in place] for n in nodes]
-    gains = [losses.get(n.outputs[0], 0.0) for n in nodes]
-    taken = choose(gains, [count * width for count in counts], sources, limits.most - best.cost, limits.islands)
-    labels = [n.label for n, inside in zip(nodes, taken, strict=True) if inside]
-    if not any(count for count, inside in zip(counts, taken, strict=True) if inside):
-        return None
-    log.info("islands: %d nodes, %s to %s", len(labels), labels[0], labels[-1])
-    if limits.wide == "float":
-        return best.config.replace(exclude=(*best.config.exclude, *map(literal, labels)))
-    overrides = {name: dict(options) for name, options in best.config.overrides}
-    for pattern in map(literal, labels):
-        overrides[pattern] = overrides.get(pattern, {}) | dict(_WIDE[limits.wide])
-    return best.config.replace(overrides=overrides)
+    """The best that may cost more, with islands."""
+    inside = [c for c in climb.tried if c.cost < climb.limits.most and c.narrow > 0]
+    base = min(inside, key=lambda c: c.score.error, default=None)
+    return None if base is None else with_islands(climb, base, climb.limits.most)
 
 
-def node_losses(ready: Calibrated) -> dict[str, float]:
-    """Return what each node's weights and result lose at the outputs, alone, by the node's first output."""
-    graph, plan, inside = ready.graph, ready.guarded.plan, absorbed(ready.graph)
-    groups: dict[str, list[str]] = {}
-    for tensor in plan:
-        node = graph.consumers[tensor][0] if tensor in plan.weights else graph.producer.get(tensor)
-        if node is not None:
-            taker = inside.get(node.outputs[0], node) if tensor in plan.weights else node
-            groups.setdefault(taker.outputs[0], []).append(tensor)
-    measured = sensitivity(
-        graph, plan, ready.data, by=groups, loss="mse", limit=_LOOKED, seed=ready.guarded.config.seed
-    )
-    return {row.name: row.loss for row in measured.rows}
+def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | None:
+    """Return a candidate's config with the regions that lose most in a wide format, at most so costly; None for none."""
+    limits, config = climb.limits, base.config.replace(finetune=None)
+    ready = climb.calibrated(config)
+
+    def cost_of(config: QuantConfig) -> float:
+        made = climb.calibrated(config)
+        return work(made.graph, made.guarded.plan)[0]
+
+    wide = limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
+    made = widened(config, ready, climb.losses(config), wide, most, limits.islands, climb.labels, cost_of)
+    return None if made is None else made.replace(finetune=base.config.finetune)
 
 
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
     yield _preset("XINT8")
-    yield _preset("A8W8")
     yield _preset("A8W8", " per channel", per_channel=True)
     yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
-    yield _tuned("adaround")
-    yield Rung("islands", _has_room, _islands)
-    yield _tuned("adaquant")
+    yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield _preset("A16W8")
     yield _preset("BF16")
+    yield _tuned("adaround")
+    yield Rung("block", _is_inexact, _then_blocks)
+    yield _tuned("adaquant")
 
 
 RUNGS: Sequence[Rung] = tuple(ladder())

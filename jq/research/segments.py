@@ -32,8 +32,8 @@ from jq.graph.unused import remove_unused
 from jq.plan import Plan, QParams
 from jq.readings.fake import as_planned
 from jq.readings.packing import pack
+from jq.readings.patterns import cuts
 from jq.readings.tracing import Traced, trace
-from jq.recovery.parts import cuts
 from jq.recovery.streams import Kept
 
 Array = Any

@@ -24,7 +24,7 @@ from jq.readings.data_shapes import traceable
 from jq.readings.fake import as_planned
 from jq.research.curvature import estimate
 from jq.research.lanes import Lanes
-from jq.research.losses import CURVED, LOSSES, Loss, losses, scores
+from jq.research.losses import CURVED, LOSSES, Loss, Measure, losses, scores
 from jq.research.streaming import packed, sample_bytes, samples_at_once, streamed
 from jq.util import files, markup
 
@@ -161,7 +161,12 @@ def sensitivity(
         estimates = dict(zip(named, each.T.astype(np.float64), strict=True))
         ranked = sorted(named, key=lambda n: -estimates[n].mean())[:screen]
         chosen = {n: group for n, group in named.items() if n in ranked}
-    measured, whole = _measured(graph, params, plan, chosen, source, mode, mesh) if chosen else ({}, {})
+    read = scores(graph)
+
+    def measure(z: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
+        return losses(read(z), read(y))
+
+    measured, whole = group_losses(graph, params, plan, chosen, source, measure, mode, mesh) if chosen else ({}, {})
     rows = []
     for name in named:
         exact = name in measured
@@ -225,14 +230,17 @@ def _place(graph: Graph, plan: Plan, tensors: frozenset[str]) -> tuple[int, str]
     return depth, "input" if node is None else node.op_type
 
 
-def _measured(
+def group_losses(
     graph: Graph, params: Mapping[str, Any] | None, plan: Plan, named: Mapping[str, frozenset[str]], source: Source,
-    mode: Mode, mesh: Mesh | None,
+    measure: Measure, mode: Mode = "alone", mesh: Mesh | None = None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, float]]:  # fmt: skip
-    """The losses of each group on each sample, and the mean ones of all together."""
+    """Return what `measure` gives of each group of tensors on each sample, and the means where all are quantized.
+
+    The graph is in the forms of the plan, see `jq.readings.fake.as_planned`.
+    """
     at_once = samples_at_once(graph)
     most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
-    stream, names, read = streamed(graph, source, at_once, mesh), list(named), scores(graph)
+    stream, names = streamed(graph, source, at_once, mesh), list(named)
     everything, arguments = frozenset(plan), (packed(graph, params, stream), plan)
     losses_of: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, float] = {}
@@ -242,13 +250,14 @@ def _measured(
         lanes = Lanes(graph, (*(named[n] for n in here), everything), inverted=mode == "all_but_one")
 
         def program(given: Any, inputs: Mapping[str, Any], _: Any, lanes: Lanes = lanes) -> dict[str, Any]:
-            z = read(lanes(given[0], given[1], inputs, stream.known))
+            z = lanes(given[0], given[1], inputs, stream.known)
             reference, all_quantized = (-1, 0) if lanes.inverted else (0, -1)
             own = {k: v[reference] for k, v in z.items()}
             order = [*range(1, len(lanes.groups)), all_quantized]
             shown = {k: v[np.array(order)] for k, v in z.items()}
-            each = jax.vmap(jax.vmap(losses), in_axes=(None, 0), out_axes=1)(own, shown)
-            finite = [jnp.all(jnp.isfinite(v).reshape(len(v), -1), axis=1) for v in own.values()]
+            each = jax.vmap(jax.vmap(measure), in_axes=(None, 0), out_axes=1)(own, shown)
+            floats = [v for v in own.values() if jnp.issubdtype(v.dtype, jnp.floating)]
+            finite = [jnp.all(jnp.isfinite(v).reshape(len(v), -1), axis=1) for v in floats]
             return {**each, "finite": jnp.all(jnp.stack(finite), axis=0)}
 
         made = stream.rows(stream.spread(program), arguments, title="sensitivity")

@@ -16,8 +16,9 @@ from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import fake_quant
+from jq.readings.patterns import Pattern
 from jq.recovery.finetuning import store_of
-from jq.recovery.parts import Pattern, program, units
+from jq.recovery.parts import program, units
 from jq.recovery.walk import Site, Tensors, added, values, walk
 from jq.research.descent import Moves, Step, Way
 from jq.research.segments import SampleBlock

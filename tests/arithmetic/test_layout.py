@@ -17,7 +17,8 @@ TREES = {
     str(p.relative_to(ROOT)): ast.parse(p.read_text()) for p in ROOT.rglob("*.py") if p != Path(str(layout.__file__))
 }
 # What is moved there are no channels: the axes of an image that the caller names, the groups of a linear layer.
-OTHER_AXES = {"evaluation/metrics.py", "recovery/quadratic_form.py"}
+# Those of metrics and forms, and of the user's own arrays, which may have no batch and so count from the end.
+OTHER_AXES = {"evaluation/metrics.py", "recovery/quadratic_form.py", "data/fitting.py"}
 BETWEEN = ([1, -1], [-1, 1])
 
 

@@ -18,9 +18,13 @@ from onnx import TensorProto, helper
 import jq.cli
 import jq.zoo
 from jq.cli import main, printable
-from jq.cli.application import dashed
+from jq.cli.application import GROUPS, dashed
+from jq.cli.show import answer, coloured, marked, table
+from jq.config_file import read_config
 from jq.evidence.inspection import inspect
 from jq.graph.read import load
+from jq.recovery.adaround import AdaRound
+from jq.util.progress import log
 
 MODEL = str(jq.zoo.path("fashion_resnet"))
 
@@ -109,11 +113,11 @@ def test_names_are_no_markup_and_no_terminal_codes(tmp_path: Path, capfd: pytest
 
 
 def test_error_line_is_raw_and_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    name = "[red]" + "long " * 100 + "[/nope]\x1b]0;owned\x07\nerror: two"
+    name = "[red]" + "long " * 30 + "[/nope]\x1b]0;owned\x07\nerror: two"
     code, out, err = run(capfd, "inspect", str(tmp_path / name))
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "\x1b" not in err
-    assert "[red]" + "long " * 100 + "[/nope]" in err
+    assert "[red]" + "long " * 30 + "[/nope]" in err
 
 
 def test_printable() -> None:
@@ -125,7 +129,41 @@ def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jq, "load", interrupted)
-    assert run(capfd, "inspect", MODEL) == (130, "", "")
+    assert run(capfd, "inspect", MODEL) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("module", ["jq", "jaxlib._jax", "jq.cli.application"])
+def test_an_interrupt_while_it_is_imported(module: str) -> None:
+    program = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(name, *rest):
+        name != {module!r} or os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from jq_quant import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_termination_leaves_no_draft(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jq", "calibrate", MODEL, "-o", str(tmp_path / "s.safetensors"), "--verbose"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()  # it runs
+    process.terminate()
+    assert process.wait(60) == 143 and "terminated" in process.stderr.read()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_a_full_standard_output_is_said(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jq", "inspect", MODEL], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "error: cannot write to standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("argv", [(), ("--nope",), ("nope",), ("inspect",), ("inspect", MODEL, MODEL)])
@@ -196,6 +234,11 @@ def test_verbose_errors_have_a_traceback(capfd: pytest.CaptureFixture[str]) -> N
         (("calibrate", "m.onnx", "--config", "XINT8_ADA"), ["XINT8_ADAROUND", "XINT8_ADAQUANT"]),
         (("simulate", "m.onnx", "--target", "aie2"), ["aie2_x1", "aie2_even"]),
         (("quantize", "mod"), []),  # so that bash completes files
+        (("quantize", MODEL, "--exclude", "stage2.0.s"), ["stage2.0.shortcut", "stage2.0.shortcut.bn"]),
+        (("quantize", MODEL, "--override", "Max"), ["MaxPool"]),
+        (("quantize", "none.onnx", "--input-node", "stem"), []),
+        (("quantize", "--set", "weight_m"), ["weight_method="]),
+        (("evaluate", "--metric", "bo"), ["boxes"]),
     ],
 )
 def test_shells_complete(
@@ -221,7 +264,8 @@ def test_help_imports_no_more_than_the_package() -> None:
     script = (
         "import pkgutil, sys, jq, jq.ops; from jq.cli import main\n"
         "modules = {f'jq.ops.{module.name}' for module in pkgutil.iter_modules(jq.ops.__path__)}\n"
-        "families = modules - {'jq.ops.' + n for n in ('integer', 'kinds', 'linear', 'masks', 'saturating', 'table')}\n"
+        "light = ('integer', 'kinds', 'linear', 'masks', 'padding', 'resizing', 'saturating', 'table')\n"
+        "families = modules - {'jq.ops.' + n for n in light}\n"
         "try: main(['--help'])\n"
         "finally: print(*{'onnxruntime', 'rich', *families} & set(sys.modules), file=sys.stderr)\n"
     )
@@ -295,6 +339,15 @@ def test_quantize_as_tutorials_spell_it(capfd: pytest.CaptureFixture[str], tmp_p
         capfd, "quantize", *tutorial, "--config", "XINT8_ADAQUANT", "--fast_finetune", "--show-config", "--json"
     )
     assert json.loads(out)["finetune"] == "adaquant"
+    flags = ("--calib_data", calibration, "--adaround", "--num_iters", "2000", "--learning_rate", "0.05", "--cle",
+             "--exclude_nodes", "stem; fc", "--exclude_subgraphs", "[a, b], [c]")  # fmt: skip
+    _, out, _ = run(capfd, "quantize", "--input_model_path", MODEL, *flags, "--show-config", "--json")
+    options, own = json.loads(out), AdaRound()
+    assert (options["finetune"], options["finetune_steps"]) == ("adaround", 2 * own.steps)
+    assert options["finetune_rate"] == pytest.approx(own.learning_rate / 2)
+    assert (options["exclude"], options["exclude_subgraphs"]) == (["stem", "fc"], [[["a", "b"], ["c"]]])
+    for both in (("--adaround", "--adaquant"), ("--num_iters", "10")):
+        assert run(capfd, "quantize", *tutorial, *both)[0] == 2
     for models in ((), (MODEL, "--model_input", MODEL)):
         code, out, err = run(capfd, "quantize", *models)
         assert (code, out) == (2, "")
@@ -305,7 +358,9 @@ def test_quantize_prints_json(capfd: pytest.CaptureFixture[str], tmp_path: Path,
     output = str(tmp_path / "model.onnx")
     code, out, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", output, "--json")
     assert (code, err) == (0, "")
-    assert {"title", "facts", "tensors", "guard", "moves", "findings", "unmatched"} == json.loads(out).keys()
+    keys = {"title", "verdict", "outputs", "facts", "attribution", "advice", "tensors", "guard", "moves", "findings",
+            "unmatched", "layers", "changed", "beside"}  # fmt: skip
+    assert keys == json.loads(out).keys()
 
 
 @pytest.mark.parametrize("folder", [".", "/"])
@@ -441,3 +496,180 @@ def test_lint_ends_with_1_on_a_float16_model_that_quantize_refuses(
     assert code == 1 and "float-type" in out
     code, out, err = run(capfd, "quantize", str(path), "-o", str(tmp_path / "out.onnx"))
     assert code == 2 and out == "" and "float16" in err
+
+
+def test_pixels_are_prepared_as_the_options_say(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    images, labels = jq.zoo.evaluation_set()
+    pixels = ((images[:200] * 0.353 + 0.286) * 255).round().astype(np.uint8).transpose(0, 2, 3, 1)
+    np.savez(tmp_path / "data.npz", images=pixels, labels=labels[:200])
+    data, quantized = str(tmp_path / "data.npz"), str(tmp_path / "model.onnx")
+    (tmp_path / "mine.toml").write_text('preset = "unit"\nmean = 0.286\n')
+    prep = ("--prep", str(tmp_path / "mine.toml"), "--std", "0.353")
+    code, _, err = run(capfd, "quantize", MODEL, "--data", data, *prep, "-o", quantized)
+    assert code == 0 and err.count("bytes taken as pixels and fed as RGB / 255, minus 0.286, divided by 0.353") == 1
+    evaluating = ("evaluate", "--data", data, "--labels", data, "--json")
+    code, out, err = run(capfd, *evaluating, "--model", MODEL, "--model", quantized)
+    assert code == 0 and "top-1" not in err and "fed as RGB / 255, minus 0.286" in err
+    top1 = [m["top1"] for m in json.loads(out)["classification"]["models"].values()]
+    direct = jq.evaluate.model_scores(MODEL, images[:200]).values.argmax(1)
+    assert top1[0] == np.mean(direct == labels[:200]) and top1[1] > top1[0] - 0.03
+    code, out, err = run(capfd, *evaluating, "--model", quantized, "--prep", "raw")
+    assert code == 0 and "but the model was quantized on images fed as RGB / 255, minus 0.286" in err
+    assert "top-1 of the float model is" in err and "with --prep tf it would be" in err
+    for option, text in (("mean", "a"), ("scale", "1/0"), ("crop", "x"), ("prep", "imagnet"), ("order", "RBG")):
+        code, out, err = run(capfd, "quantize", MODEL, "--data", data, f"--{option}", text, "-o", f"{tmp_path}/no.onnx")
+        assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    code, _, err = run(capfd, "quantize", MODEL, "--mean", "1", "-o", str(tmp_path / "no.onnx"))
+    assert code == 2 and "--mean needs --data" in err
+
+
+def test_labels_that_count_another_class_are_noticed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    images, labels = jq.zoo.evaluation_set()
+    np.savez(tmp_path / "data.npz", input=images[:100], labels=np.minimum(labels[:100] + 1, 9))
+    data = str(tmp_path / "data.npz")
+    code, _, err = run(capfd, "evaluate", "--model", MODEL, "--data", data, "--labels", data)
+    assert code == 0 and "with --label-offset -1 it would be" in err
+
+
+def test_data_come_from_a_function_of_the_users(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    loader = tmp_path / "loader.py"
+    loader.write_text(
+        "import numpy as np\n"
+        "def stacked():\n    return np.zeros((4, 1, 28, 28), np.float32)\n"
+        "def samples():\n    for i in range(4):\n        yield {'input': np.full((1, 1, 28, 28), i, np.float32)}\n"
+        "def nothing():\n    pass\n"
+    )
+    for name in ("stacked", "samples"):
+        code, out, _ = run(capfd, "calibrate", MODEL, "--data", f"{loader}:{name}", "--json")
+        assert code == 0 and json.loads(out)["samples"] == 4
+    for name, words in (("sample", "Did you mean 'samples'"), ("nothing", "returned None")):
+        code, _, err = run(capfd, "calibrate", MODEL, "--data", f"{loader}:{name}")
+        assert code == 2 and words in err
+    assert "FUNCTION" in run(capfd, "calibrate", MODEL, "--data", str(loader))[2]
+    assert "no Python file" in run(capfd, "calibrate", MODEL, "--data", f"{tmp_path}/none.py:f")[2]
+
+
+def test_help_version_and_groups(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, "-V") == run(capfd, "--version")
+    code, out, _ = run(capfd, "-h")
+    listed = [name for names in GROUPS.values() for name in names]
+    assert code == 0 and sorted(listed) == sorted(COMMANDS) and "More:" not in out
+    assert all(f"{title}:" in out for title in GROUPS) and run(capfd, "compare", "-h")[0] == 0
+
+
+def test_presets_have_a_sentence_a_chip_and_a_cost(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "presets", "--json")
+    rows = json.loads(out)
+    assert code == 0 and [r["preset"] for r in rows] == list(jq.presets)
+    assert all(r["what"] and r["chip"] and r["cost"] for r in rows)
+
+
+def test_nodes_are_chosen_by_options_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capfd, "quantize", "--show-config", "--json", "--exclude", "head*", "--exclude", "Gemm", "--input-node", "a",
+        "--output-node", "b", "--override", "conv*", "weight_method=minmax", "--override", "x", "symmetric=yes",
+        "--set", "finetune=none", "--set", "op_types=Conv,Gemm",
+    )  # fmt: skip
+    config = json.loads(out)
+    assert code == 0 and config["exclude"] == ["head*", "Gemm"] and config["op_types"] == ["Conv", "Gemm"]
+    assert (config["input_nodes"], config["output_nodes"], config["finetune"]) == (["a"], ["b"], None)
+    assert config["overrides"] == {"conv*": {"weight_method": "minmax"}, "x": {"symmetric": True}}
+    for words in (("conv",), ("conv", "weight")):
+        code, _, err = run(capfd, "quantize", "--show-config", "--override", *words)
+        assert code == 2 and "--override" in err
+
+
+@pytest.mark.parametrize("name", ["XINT8", "A8W8", "BF16", "UINT8_DYNAMIC_QUANT", "XINT8_ACCURATE"])
+def test_a_shown_config_names_every_option_and_is_read_back(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capfd, "quantize", "--config", name, "--show-config")
+    path = tmp_path / "mine.toml"
+    path.write_text(out)
+    assert code == 0 and read_config(path) == jq.presets[name]
+    for option in jq.presets[name].to_dict():
+        assert option == "overrides" or f"\n{option} = " in out or f"\n# {option} is not set" in out
+
+
+def test_a_folder_that_is_not_there_is_no_typo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").mkdir()
+    output = tmp_path / "model" / "a.onnx"
+    code, out, err = run(capfd, "preprocess", MODEL, "-o", str(output))
+    assert (
+        (code, out) == (2, "") and "give --make-dirs" in err and "Did you mean 'models'" in err and not output.exists()
+    )
+    code, _, err = run(capfd, "preprocess", MODEL, "-o", str(output), "--make-dirs")
+    assert code == 0 and output.exists()
+
+
+def test_models_in_the_wrong_order_are_noticed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    quantized = str(tmp_path / "q.onnx")
+    jq.quantize(MODEL, jq.zoo.calibration_set()[0][:8], output=quantized)
+    code, _, err = run(capfd, "compare", quantized, MODEL)
+    assert code == 2 and "give the float model first" in err
+
+
+def test_tables_abbreviate_numbers_and_do_not_break_them(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    answer(False, None, table(("a name of words", "count", "share"), [("some words", "12,345,678", "0.123456789")]))
+    out = capfd.readouterr().out
+    assert "12.3M" in out and "0.123" in out
+    monkeypatch.setenv("COLUMNS", "120")
+    answer(False, None, table(("a name of words", "count", "share"), [("some words", "12,345,678", "0.123456789")]))
+    assert "12,345,678" in capfd.readouterr().out
+
+
+def test_long_work_is_told_by_the_minute(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("jq.util.progress._MINUTE", 0.0)
+    code, _, err = run(capfd, "calibrate", MODEL)
+    assert code == 0 and "calibrate: 16 of 16 samples after" in err
+
+
+def test_a_calibration_is_taken_from_its_file(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats, one, other = (str(tmp_path / name) for name in ("s.safetensors", "one.onnx", "other.onnx"))
+    assert run(capfd, "calibrate", MODEL, "--data", calibration, "-o", stats)[0] == 0
+    assert run(capfd, "quantize", MODEL, "--data", calibration, "-o", one)[0] == 0
+
+    def fails(*given: object, **options: object) -> None:
+        raise AssertionError("calibrated again")
+
+    monkeypatch.setattr("jq.pipeline.calibrate", fails)
+    code, _, err = run(capfd, "quantize", MODEL, "--data", calibration, "-o", other, "--stats", stats)
+    assert (code, err) == (0, "") and Path(one).read_bytes() == Path(other).read_bytes()
+    code, out, _ = run(
+        capfd, "sensitivity", MODEL, "--data", calibration, "--stats", stats, "--by", "layer", "--limit", "4"
+    )
+    assert code == 0 and "each layer quantized alone" in out
+    code, _, err = run(
+        capfd, "quantize", MODEL, "--data", calibration, "-o", other, "--stats", stats, "--config", "A8W8"
+    )
+    assert code == 2 and "are of a config with another" in err and "jq-quant calibrate" in err
+    network = str(jq.zoo.path("fashion_mobilenet"))
+    code, _, err = run(capfd, "quantize", network, "--data", calibration, "-o", other, "--stats", stats)
+    assert code == 2 and "another model" in err
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert marked("error", "x") == "error: x"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert marked("warning", "x") == "\x1b[33mwarning:\x1b[0m x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert marked("warning", "x") == "warning: x"
+    assert [str(span.style) for span in coloured("1.0 dB, 15.0 dB, 25.0 dB").spans] == ["red", "yellow", "green"]
+
+
+def test_a_warning_of_the_log_is_shown_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def said_twice(*_: object) -> object:
+        for _ in range(2):
+            log.warning("said %d times", 2)
+        return inspect(load(MODEL))
+
+    monkeypatch.setattr("jq.inspect", said_twice)
+    _, _, err = run(capfd, "inspect", MODEL)
+    assert err.count("said 2 times") == 1

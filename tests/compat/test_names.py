@@ -27,17 +27,43 @@ from jq.compat.quark.translate import translate
 from jq.errors import ConfigError
 
 PATHS = {
-    "": ("ModelQuantizer", "QConfig", "QuantType", "QuantFormat", "PowerOfTwoMethod", "CalibrationMethod"),
+    "": (
+        "ModelQuantizer", "QConfig", "QuantType", "QuantFormat", "PowerOfTwoMethod", "CalibrationMethod",
+        "CachedDataReader", "RandomDataReader", "PathDataReader", "CalibraterBase", "MinMaxCalibrater", "QuantizationMode",
+        "write_calibration_table", "AutoSearch", "AutoSearchPro", "SearchSpace", "generate_all_configs",
+        "get_auto_search_config", "auto_search", "get_library_path", "ExtendedQuantFormat", "ExtendedQuantType",
+        "LayerWiseMethod", "QuantizationConfig", "XINT8_QCONFIG", "A16W8_ADAQUANT_QCONFIG",
+    ),
+    ".auto_search": (
+        "AutoSearch", "AutoSearchConfig", "SearchSpace", "split_config_levels", "l2_metric", "l1_metric", "cos_metric",
+        "psnr_metric", "ssim_metric",
+    ),
+    ".operators.custom_ops": ("get_library_path",),
+    ".quant_utils": (
+        "PowerOfTwoMethod", "VitisQuantType", "VitisQuantFormat", "ExtendedQuantType", "ExtendedQuantFormat",
+        "CachedDataReader", "QuantType", "QuantFormat",
+    ),
     ".quantization": ("QConfig", "CLEConfig", "AdaRoundConfig"),
-    ".quantization.config": ("Config", "QuantizationConfig", "get_default_config", "QConfig"),
+    ".quantization.api": ("ModelQuantizer",),
+    ".quantization.auto_search": ("AutoSearch", "AutoSearchPro", "get_auto_search_config"),
+    ".quantization.config": (
+        "Config", "QuantizationConfig", "get_default_config", "QConfig", "DEFAULT_CONFIG_MAPPING"
+    ),
+    ".quantization.config.algorithm": (
+        "AdaQuantConfig", "AdaRoundConfig", "CLEConfig", "AutoMixprecisionConfig", "BiasCorrectionConfig"
+    ),
     ".quantization.config.config": ("Config", "QuantizationConfig", "QConfig"),
     ".quantization.config.custom_config": (
         "XINT8_CONFIG", "A8W8_ADAROUND_CONFIG", "XINT8_WEIGHTSONLY_ADAROUND_CONFIG", "XINT8_ADAROUND_QCONFIG",
         "DEFAULT_ADAROUND_PARAMS", "DefaultConfigMapping", "get_default_config",
     ),
-    ".quantization.config.spec": ("QLayerConfig", "XInt8Spec", "CalibMethod", "ScaleType"),
+    ".quantization.config.legacy": ("QuantizationConfig",),
+    ".quantization.config.spec": (
+        "QLayerConfig", "XInt8Spec", "Int8Spec", "Int16Spec", "BFloat16Spec", "BFP16Spec", "CalibMethod", "ScaleType"
+    ),
     ".quantization.config.data_type": ("Int8", "BFP16", "DataType"),
-    ".calibration": ("PowerOfTwoMethod", "LayerWiseMethod"),
+    ".calibration": ("PowerOfTwoMethod", "LayerWiseMethod", "RandomDataReader"),
+    ".calibration.methods": ("PowerOfTwoMethod",),
     ".quantization.quant_utils": ("ExtendedQuantFormat", "ExtendedQuantType", "VitisQuantFormat"),
 }  # fmt: skip
 DEFAULTS = {

@@ -248,3 +248,40 @@ def test_signature() -> None:
 
 def test_logits_are_those_of_the_reader(by_name: Any) -> None:
     assert logits(by_name("XINT8")).argmax(-1).tolist() == logits(onnx.load(MODEL)).argmax(-1).tolist()
+
+
+def sixteen_bits(**options: Any) -> Any:
+    """A newer config in 16 bits, with layers to be lowered to eight."""
+    wide = quark.QLayerConfig(input_tensors=quark.Int16Spec(), weight=quark.Int16Spec())
+    eight = quark.QLayerConfig(input_tensors=quark.Int8Spec(), weight=quark.Int8Spec())
+    return QConfig(wide, algo_config=[quark.AutoMixprecisionConfig(target_layer_config=eight, **options)])
+
+
+def kinds(model: onnx.ModelProto) -> dict[int, int]:
+    """How many zero points there are of each type: a quantized tensor has one."""
+    arrays = {t.name: t.data_type for t in model.graph.initializer}
+    points = [arrays[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    return {kind: points.count(kind) for kind in points}
+
+
+def test_automatic_mixed_precision_widens_until_the_metric_holds() -> None:
+    def made(threshold: float) -> onnx.ModelProto:
+        quantizer = quark.ModelQuantizer(sixteen_bits(metric_default="sqnr", metric_threshold=threshold))
+        return quantizer.quantize_model(str(MODEL), calibration_data_reader=ListReader())
+
+    low, high = kinds(made(5.0)), kinds(made(45.0))
+    assert set(low) == {onnx.TensorProto.INT8}
+    assert onnx.TensorProto.INT16 in high
+
+
+@pytest.mark.parametrize("options", [{}, {"metric_default": "kl", "metric_threshold": None}])
+def test_automatic_mixed_precision_without_a_goal(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needs a metric_threshold"):
+        quark.ModelQuantizer(sixteen_bits(**options)).quantize_model(str(MODEL), calibration_data_reader=ListReader())
+
+
+def test_automatic_mixed_precision_of_other_formats() -> None:
+    config = QConfig(quark.QLayerConfig(input_tensors=quark.XInt8Spec(), weight=quark.XInt8Spec()))
+    config.algo_config = sixteen_bits(metric_threshold=1.0, metric_default="kl").algo_config
+    with pytest.raises(ConfigError, match="16-bit activations"):
+        quark.ModelQuantizer(config).quantize_model(str(MODEL), calibration_data_reader=ListReader())

@@ -218,8 +218,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unknown name": ([{"X1": SAMPLES, "x": SAMPLES}], r"no input 'X1'"),
     "near name": ({"xx": SAMPLES}, r"no input 'xx'. Did you mean 'x'\? It has: x"),
     "missing name": ([{}], r"item 0: input 'x' is missing; the model needs x: float32\[N,2,3\]"),
-    "float64": (SAMPLES.astype(np.float64), r"found float64\[11,2,3\]; convert it first"),
-    "float64 scalar items": ([{"x": np.float64(1)}], "convert it first"),
+    "float16": (SAMPLES.astype(np.float16), r"found float16\[11,2,3\]; convert it first"),
+    "float16 scalar items": ([{"x": np.float16(1)}], "convert it first"),
     "uint8": (SAMPLES.astype(np.uint8), "normalise pixels"),
     "big-endian": (SAMPLES.astype(">f4"), "convert it first"),
     "rank": (SAMPLES[0], r"found float32\[2,3\]; the leading batch axis is missing"),
@@ -333,7 +333,14 @@ def test_random_data_are_seeded_and_warned_of() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "given",
-    [value("N", "T"), value("N", None), Value("x", np.dtype("float32")), Value("x"), value("N", 1 << 44)],
+    [
+        value("N", "T"),
+        value("N", None),
+        Value("x", np.dtype("float32")),
+        Value("x"),
+        value("N", 1 << 44),
+        value("N", 1 << 28),
+    ],
 )
 def test_random_data_do_not_guess(given: Value) -> None:
     with pytest.raises(DataError, match="random data"):

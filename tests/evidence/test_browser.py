@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import os
 import re
 import shutil
@@ -10,7 +12,10 @@ import subprocess
 import numpy as np
 import pytest
 
+from jq.evidence.layers import NetworkLayer
+from jq.evidence.pictures import ChangedSample, png
 from jq.evidence.report import Deviation, Distribution, Report, TensorRow
+from jq.evidence.verdict import OutputLoss, OutputsVerdict
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome on PATH")
@@ -42,6 +47,22 @@ def row(index: int, name: str) -> TensorRow:
 
 
 @pytest.fixture
+def network(tmp_path):
+    """A page with layers: a convolution with two tensors, and a sum that reads it and the input."""
+    layers = (
+        NetworkLayer("x", "input", ()),
+        NetworkLayer("conv", "Conv", ("conv",), (0,), "conv .. add", "npu", "listed"),
+        NetworkLayer("add", "Add", ("add",), (0, 1), "conv .. add", "cpu", "not listed"),
+    )
+    rows = (row(0, "conv"), dataclasses.replace(row(1, "weight"), node="conv"), row(2, "add"))
+    sample = ChangedSample(7, "cat", 3, 4, 3, base64.b64encode(png(np.full((8, 8, 3), 99, np.uint8))).decode())
+    verdict = OutputsVerdict((OutputLoss("y", 20.0, 0.9, 0.01, (0.8, 0.7)),), "10 samples", ("One layer makes it.",))
+    path = tmp_path / "network.html"
+    Report("t", {}, rows, (), (), layers=layers, changed=(sample,), verdict=verdict).to_html(path)
+    return path
+
+
+@pytest.fixture
 def page(tmp_path):
     rows = tuple(row(i, name) for i, name in enumerate(["conv", HOSTILE, "relu", "add"]))
     path = tmp_path / "report.html"
@@ -65,14 +86,18 @@ def run(tmp_path, *arguments: str) -> str:
     return found.stdout
 
 
-def clicking(page, *selectors: str):
-    """A copy of the page with clicks at its end. The copy has no policy, which would refuse them."""
+def with_script(page, script: str):
+    """A copy of the page with a script at its end. The copy has no policy, which would refuse it."""
     source = page.read_text()
     policy = re.search(r'<meta http-equiv="Content-Security-Policy"[^>]*>', source).group()
-    clicks = "".join(f"document.querySelector({selector!r}).click();" for selector in selectors)
     copy = page.with_name("clicked.html")
-    copy.write_text(source.replace(policy, "").replace("</body>", f"<script>{clicks}</script></body>"))
+    copy.write_text(source.replace(policy, "").replace("</body>", f"<script>{script}</script></body>"))
     return copy
+
+
+def clicking(page, *selectors: str):
+    """A copy of the page with clicks at its end."""
+    return with_script(page, "".join(f"document.querySelector({selector!r}).click();" for selector in selectors))
 
 
 def order(dom: str) -> list[str]:
@@ -97,6 +122,56 @@ def test_a_row_opens(page, tmp_path):
     dom = run(tmp_path, "--dump-dom", clicking(page, "#t2 button").as_uri())
     assert re.search(r'<tr id="t2d" class="more">', dom) and re.search(r'<tr id="t0d" class="more" hidden', dom)
     assert dom.count('aria-expanded="true" aria-controls') == 1
+
+
+def hidden(dom: str) -> set[str]:
+    """The bodies of the table that are not shown."""
+    return set(re.findall(r'<tbody id="(\w+)"[^>]* hidden', dom))
+
+
+def test_tensors_are_folded_into_their_layers(network, tmp_path):
+    dom = run(tmp_path, "--dump-dom", network.as_uri())
+    assert re.findall(r'<tbody id="(\w+)"', dom) == ["l0", "l1", "t0", "t1", "l2", "t2"] and hidden(dom) == {
+        "t0",
+        "t1",
+        "t2",
+    }
+    dom = run(tmp_path, "--dump-dom", clicking(network, "#l1 button").as_uri())
+    assert hidden(dom) == {"t2"} and '<tr id="t0d" class="more" hidden' in dom
+
+
+def test_a_click_on_a_box_opens_its_layer(network, tmp_path):
+    box = "document.querySelector('#canvas a[href=\"#l1\"] rect')"  # which has no click() of its own
+    clicked = with_script(network, f"{box}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    assert hidden(run(tmp_path, "--dump-dom", clicked.as_uri())) == {"t2"}
+    assert hidden(run(tmp_path, "--dump-dom", f"{network.as_uri()}#t2")) == {"t0", "t1"}
+
+
+def test_boxes_are_coloured_and_come_closer(network, tmp_path):
+    def picture(dom: str) -> str:
+        return re.search(r'<svg class="graph"[^>]*>', dom).group()
+
+    whole = picture(run(tmp_path, "--dump-dom", network.as_uri()))
+    closer = picture(run(tmp_path, "--dump-dom", clicking(network, "#closer", "#closer").as_uri()))
+    assert 'data-colour="loss"' in whole
+    wide = [float(re.search(r' width="([\d.]+)"', p).group(1)) for p in (whole, closer)]
+    assert wide[1] == pytest.approx(wide[0] * 1.5**2)
+    assert picture(run(tmp_path, "--dump-dom", clicking(network, "#closer", "#whole").as_uri())) == whole
+
+
+def test_the_tensors_view_and_the_filter(network, tmp_path):
+    def set_to(selector: str, value: str, event: str) -> str:
+        return (
+            f"document.querySelector({selector!r}).value={value!r};"
+            f"document.querySelector({selector!r}).dispatchEvent(new Event({event!r}));"
+        )
+
+    def dom_after(script: str) -> str:
+        return run(tmp_path, "--dump-dom", with_script(network, script).as_uri())
+
+    assert hidden(dom_after(set_to("#view", "tensors", "change"))) == {"l0", "l1", "l2"}
+    only = dom_after(set_to("#filter", "weight", "input"))
+    assert hidden(only) == {"l0", "l2", "t0", "t1", "t2"} and ">1 of 3 tensors<" in only
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -97,3 +97,12 @@ def test_what_a_chip_does_not_take() -> None:
     assert provider(layers(x=(2, 4, 6, 6)), chip="stx") == ["provider-batch"]
     with pytest.raises(ConfigError, match="chip needs one of phx"):
         lint(layers(), chip="strix")
+
+
+@pytest.mark.parametrize(
+    ("mode", "amount", "count"), [("edge", 2, 1), ("edge", 1, 0), ("reflect", 2, 0), ("constant", 2, 0), ("wrap", 1, 1)]
+)
+def test_pads_that_x1_takes_for_others(mode, amount, count):
+    arrays = {"pads": np.array([0, 0, amount, 0, 0, 0, 0, 0])}
+    model = build([node("Pad", ["x", "pads"], ["p"], mode=mode), node("Relu", ["p"], ["y"])], arrays, opset=19)
+    assert provider(model).count("provider-pad") == count

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import jq
 from jq.evidence.outputs import output_losses, warn_of_outputs
+from jq.evidence.verdict import OutputLoss
 
 
 def product(factor, other=1.0):
@@ -23,19 +24,19 @@ def product(factor, other=1.0):
 
 def test_losses_are_those_of_each_output():
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-    kept = output_losses(jq.load(product(1.0)), product(1.1, np.nan), x)
+    kept = {loss.name: loss.sqnr for loss in output_losses(jq.load(product(1.0)), product(1.1, np.nan), x).outputs}
     assert kept["y"] == pytest.approx(20, abs=1e-3) and kept["z"] == -np.inf
 
 
 def test_what_keeps_little_is_warned_of():
     with pytest.warns(UserWarning, match=r"'y' 2\.0 dB.*try"):
-        warn_of_outputs({"y": 2.0, "z": 20.0})
+        warn_of_outputs([OutputLoss("y", 2.0), OutputLoss("z", 20.0)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_outputs({"y": 20.0})
+        warn_of_outputs([OutputLoss("y", 20.0)])
 
 
 def test_a_model_that_onnxruntime_does_not_run_has_no_figures():
     broken = product(1.0)
     broken.graph.node[0].op_type = "NoSuchOperator"
-    assert output_losses(jq.load(product(1.0)), broken, np.zeros((2, 4), np.float32)) == {}
+    assert output_losses(jq.load(product(1.0)), broken, np.zeros((2, 4), np.float32)).outputs == ()

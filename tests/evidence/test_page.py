@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import re
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 import jq
-from jq.evidence.page import page
-from jq.evidence.plots import depth_plot, histogram, ranges
-from jq.evidence.report import Distribution, Report, TensorRow
+from jq.evidence.compare import side_by_side
+from jq.evidence.page import asset, page
+from jq.evidence.plots import depth_plot, front_plot, histogram, ranges
+from jq.evidence.report import Distribution, Report, Section, TensorRow
 from jq.util import markup
 
 HOSTILE = """</script></title></svg><script>alert("x")</script>' onload='alert(1)&amp;\x00\u202e"""
@@ -35,7 +37,7 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "input"):
+        if tag not in ("meta", "input", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -62,9 +64,11 @@ def test_names_from_a_model_are_text(hostile):
 
 
 def test_nothing_comes_from_elsewhere(hostile):
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|<link|<iframe", hostile.replace("<!doctype html>", ""))
+    assert not re.search(
+        r"https?:|//[a-z]|url\(|@import|<link|<iframe", re.sub(r"'sha256-[^']*'|<!doctype html>", "", hostile)
+    )
     policy = next(a["content"] for t, a in Tags(hostile).found if a.get("http-equiv"))
-    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-") and "unsafe" not in policy
 
 
 def test_heads_are_buttons_that_say_how_it_is_sorted(hostile):
@@ -138,3 +142,79 @@ def test_a_preview_of_little_says_no_more():
 
 def test_values_on_a_device_are_text_too():
     assert markup.text(jax.numpy.float32(2)) == "2.0"
+
+
+# --- Accessibility, as WCAG has it ---
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        short = colour.lstrip("#")
+        parts = [
+            int((short if len(short) == 6 else "".join(c * 2 for c in short))[i : i + 2], 16) / 255 for i in (0, 2, 4)
+        ]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(light, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_stands_out_in_light_and_dark():
+    style = asset("report.css")
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", block)) for block in style.split("@media", 2)[:2])
+    for colours in (light, light | dark):
+        for name in ("text", "soft", "accent", "constraint", "range", "weights"):
+            assert min(contrast(colours[name], colours[back]) for back in ("back", "panel")) >= 4.5, name
+        for step in range(6):
+            assert contrast(colours[f"on{step}"], colours[f"loss{step}"]) >= 4.5, step
+        assert min(contrast(colours["on"], colours[place]) for place in ("npu", "cpu", "ep")) >= 4.5
+
+
+def test_controls_have_names_and_headings_skip_no_level(whole):
+    tags = Tags(whole).found
+    levels = [int(tag[1]) for tag, _ in tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
+    assert [tag for tag, _ in tags].count("main") == 1 and ("html", {"lang": "en"}) in tags
+    labels = re.findall(r"<label>(.*?)</label>", whole, re.DOTALL)
+    fields = [attrs["id"] for tag, attrs in tags if tag in ("input", "select")]
+    assert all(any(f'id="{field}"' in label for label in labels) for field in fields)
+    assert all(attrs.get("alt") for tag, attrs in tags if tag == "img")
+    assert all(
+        attrs.get("tabindex") == "0" and attrs.get("aria-label") for _, attrs in tags if attrs.get("class") == "wide"
+    )
+    names = [attrs["aria-label"] for _, attrs in tags if attrs.get("role") in ("region", "search")]
+    assert len(names) == len(set(names))  # landmarks that a reader can tell apart
+    ids = [attrs["id"] for _, attrs in tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert '<th scope="col"></th>' not in whole
+
+
+def test_pictures_of_sections_take_the_style_of_the_page():
+    picture = front_plot("t", "bits", "loss", [(1, 2), (2, 1)], [])
+    assert (
+        "<style>" in picture
+        and page(Report("t", {}, (), (), (), sections=(Section("s", (), (), picture),))).count("<style>") == 1
+    )
+
+
+def test_what_is_in_a_whole_page(whole):
+    for words in (
+        "The network", "Side by side", "Blocks by their share", "Samples that changed class", "Before and after finetuning",
+        "Along the network", "Layers and their tensors", "values, logarithmic", "SQNR, dB",
+    ):  # fmt: skip
+        assert words in whole, words
+    assert whole.count('<img alt="') == whole.count("data:image/png;base64,") > 0
+    assert len(whole) < 3_000_000
+    heads = re.findall(r'<th scope="col"[^>]*><button type="button">([^<]*)', whole)
+    assert heads[:2] == ["name", "SQNR dB"]  # which a narrow screen shows
+
+
+@pytest.fixture(scope="module")
+def whole():
+    images, labels = jq.zoo.calibration_set()
+    path = jq.zoo.path("fashion_mobilenet")
+    results = [jq.quantize(path, images[:16], preset) for preset in ("XINT8", "XINT8_ADAROUND")]
+    reports = [jq.compare(path, r.model, images[:96], labels=labels[:96]) for r in results]
+    made = dataclasses.replace(reports[0], sections=results[1].report.sections)
+    return page(side_by_side([made, reports[1]]))

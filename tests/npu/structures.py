@@ -119,3 +119,12 @@ def dense(layers: int = 3) -> onnx.ModelProto:
         channels += CHANNELS
         x = net.op("Concat", *features, axis=1)
     return net.classify(net.op("Relu", net.batchnorm(x, channels)), channels)
+
+
+def hard_gates() -> onnx.ModelProto:
+    """A HardSwish, and a gate of channels: MobileNetV3's block."""
+    net = Net()
+    x = net.op("HardSwish", net.conv("x", 3, CHANNELS, 3))
+    gate = net.op("Relu", net.conv(net.op("GlobalAveragePool", x), 8, 4))
+    gate = net.op("HardSigmoid", net.conv(gate, 4, 8), alpha=1 / 6)
+    return net.classify(net.op("HardSwish", net.conv(net.op("Mul", x, gate), 8, 8)), 8)

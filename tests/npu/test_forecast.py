@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -164,8 +165,11 @@ def test_the_forecast_as_json_and_as_a_page(tmp_path):
     assert told["counts"] == dict(forecast.counts) and told["subgraphs"] == forecast.subgraphs
     forecast.to_html(tmp_path / "f.html")
     page = (tmp_path / "f.html").read_text()
-    assert page.count('class="unit cpu"') == len(forecast.breaks) and 'class="unit npu"' in page
-    assert "clip-after-conv" in page and "script-src" not in page
+    places = re.findall(r'class="box [^"]* (\w+)"', page)
+    assert places.count("cpu") == len(forecast.breaks) and places.count("npu") == len(forecast.units) - len(
+        forecast.breaks
+    )
+    assert "clip-after-conv" in page and '<option value="place">' in page and '<option value="loss">' not in page
     assert "clip-after-conv" in str(forecast) and "relu6_to_relu" in str(forecast)
 
 
@@ -178,3 +182,42 @@ def test_chips_and_backends_that_are_not():
     with pytest.raises(jq.ConfigError, match="quantized already"):
         jq.npu.forecast(jq.quantize(model, np.ones((2, 3, 8, 8), np.float32)).model, config="XINT8")
     assert [c.backends[0] for c in CHIPS.values()] == ["X1", "X1", "X2", "X2"]
+
+
+def test_x1_takes_operators_in_the_settings_that_become_xirs():
+    def place_of(kind: str, *operands: str, opset: int = 17, **attrs: object) -> tuple[str, str]:
+        net = structures.Net()
+        net.arrays |= {"sides": np.array([1, 1, 2, 2], np.float32), "low": np.float32(-1), "high": np.float32(1)}
+        x = net.op(kind, net.conv("x", 3, 8, 3), *operands, **attrs)
+        used = {i for n in net.nodes for i in n.input}
+        net.arrays = {k: v for k, v in net.arrays.items() if k in used}
+        model = net.classify(net.conv(x, 8, 8), 8)
+        made = jq.npu.forecast(model, "phx", config=jq.presets["XINT8"].replace(strict_quark=True))
+        return next((p.place, p.rule) for p in made.nodes.values() if p.op == kind)
+
+    assert place_of("Clip", "low", "high")[0] == "npu"
+    assert place_of("Clip", "low") == ("cpu", "x1-setting")
+    assert place_of("Resize", "", "sides", mode="nearest") == ("npu", "listed")
+    for attrs in ({"mode": "cubic"}, {"mode": "linear", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}):
+        assert place_of("Resize", "", "sides", **attrs) == ("cpu", "x1-setting")
+
+
+def test_x1_is_advised_of_hard_sigmoids():
+    config = jq.presets["XINT8"].replace(form_loss=0.0)
+    made = jq.npu.forecast(structures.squeeze_and_excite(), "phx", config=config)
+    assert made.counts["cpu"] > 0
+    advice = {a.change: a for a in made.advice}
+    assert advice["hard_sigmoid"].subgraphs == 1 and "form_loss=None" in advice["hard_sigmoid"].what
+    after = jq.npu.forecast(structures.squeeze_and_excite(), "phx", config=config.replace(form_loss=None))
+    assert (after.counts["cpu"], after.subgraphs) == (0, 1) == (advice["hard_sigmoid"].counts["cpu"], 1)
+    on_x2 = jq.npu.forecast(structures.squeeze_and_excite(), "stx", config=config)
+    assert "hard_sigmoid" not in {a.change for a in on_x2.advice}
+    wide = jq.npu.forecast(structures.hard_gates(), config="A16W8")  # which lists neither HardSwish nor HardSigmoid
+    assert wide.counts["cpu"] > 0 and not {"hard_swish", "hard_sigmoid"} & {a.change for a in wide.advice}
+
+
+def test_free_dims_are_noted():
+    model = structures.residual(1)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    assert any("shapes must be fixed" in note for note in jq.npu.forecast(model).notes)
+    assert not any("shapes must be fixed" in note for note in jq.npu.forecast(structures.residual(1)).notes)

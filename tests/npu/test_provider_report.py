@@ -104,9 +104,9 @@ def test_a_device_that_no_document_names_has_a_row_of_its_own(forecast, tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not JSON, or was cut off"),
-        ('{"deviceStat": [{"name": "NPU", "nodeN', "is not JSON, or was cut off"),
-        ("[" * 100_000, "is not JSON|nests too deep"),
+        ("", "is no JSON, or was cut off"),
+        ('{"deviceStat": [{"name": "NPU", "nodeN', "is no JSON, or was cut off"),
+        ("[" * 100_000, "is no JSON|nests too deep"),
         ([1, 2], "no object with a deviceStat"),
         ({"layers": []}, "has no deviceStat"),
         ({"deviceStat": {"NPU": 3}}, "deviceStat needs a list of objects"),

@@ -48,6 +48,23 @@ SMALL = {
     "flat mean": [node("ReduceMean", ["x"], ["y"], axes=(2, 3), keepdims=0)],
     "depthwise": [node("Conv", ["x", "deep"], ["y"], group=4)],
     "shuffle": [node("Conv", ["x", "deep"], ["c"], group=4), *shuffle("c", "y")],
+    "clips": [node("Clip", ["x", "zero"], ["a"]), node("Conv", ["a", "o"], ["b"]), node("HardSigmoid", ["b"], ["y"])],
+    "resizes": [
+        node("Resize", ["x", "", "sides"], ["a"], mode="linear"),
+        node("Resize", ["a", "", "sides"], ["b"], mode="nearest"),
+        node("Conv", ["b", "o"], ["y"]),
+    ],
+    "pads": [
+        node("Relu", ["x"], ["a"]),
+        node("Pad", ["a", "ends", "zero"], ["b"]),
+        node("MaxPool", ["b"], ["c"], kernel_shape=(3, 3)),
+        node("Pad", ["c", "ends"], ["y"], mode="edge"),
+    ],
+    "concats": [
+        node("Concat", ["x", "x"], ["a"], axis=1),
+        node("Concat", ["x", "a"], ["b"], axis=-3),
+        node("Concat", ["b", "x"], ["y"], axis=1),
+    ],
     "ordered shuffle": [node("Conv", ["x", "o"], ["c"]), *shuffle("c", "y")],
 }
 
@@ -58,6 +75,7 @@ def graph_of(name: str) -> Graph:
     arrays = {"w": np.ones((18, 3), np.float32), "bias": np.ones(3, np.float32)} | statistics("n", 4)
     arrays |= {"deep": np.ones((4, 1, 1, 1), np.float32), "o": np.ones((4, 4, 1, 1), np.float32)}
     arrays |= {"five": np.array([2, 2, 2, 16, 18]), "four": np.array([2, 4, 16, 18])}
+    arrays |= {"zero": np.float32(0), "sides": np.float32([1, 1, 2, 2]), "ends": np.array([0, 0, 1, 2, 0, 0, 2, 1])}
     shapes = {"large pool": (2, 4, 40, 50), "rows": ("n", 18)}
     return load(build(SMALL[name], arrays, x=shapes.get(name, (2, 4, 16, 18))))
 

@@ -8,10 +8,11 @@ import pytest
 
 import jq
 from jq.graph.read import load
+from jq.graph.write import to_model
 from jq.npu.rewrites import KEEPS_WHOLE, STRUCTURE
 from tests.conftest import onnxruntime_outputs
 from tests.npu import structures
-from tests.npu.test_structure import rewritten
+from tests.npu.test_structure import rewritten, untouched
 from tests.passes.models import build, node, normal, ops
 
 XINT8 = jq.presets["XINT8"]
@@ -86,6 +87,186 @@ def test_a_depthwise_1x1_layer_as_an_ordinary_one_of_every_bit():
 def test_a_mean_that_drops_dims_as_a_pool():
     model = build([node("ReduceMean", ["x"], ["y"], axes=(-1, 2), keepdims=0)])
     assert ops(rewritten("reduce_mean_to_flat_pool", model, rtol=1e-6)) == ["GlobalAveragePool", "Flatten"]
+
+
+def test_a_clip_that_nothing_exceeds_is_a_relu():
+    arrays = {"zero": np.float32(0), "most": np.finfo(np.float32).max, "six": np.float32(6)}
+    for high in ([], ["most"]):
+        assert ops(rewritten("clip_to_relu", build([node("Clip", ["x", "zero", *high], ["y"])], arrays))) == ["Relu"]
+    old = build([node("Clip", ["x"], ["y"], min=0.0)], opset=10)
+    assert ops(rewritten("clip_to_relu", old)) == ["Relu"]
+    for ends in (["zero", "six"], ["", "six"], ["six"]):
+        untouched("clip_to_relu", build([node("Clip", ["x", *ends], ["y"])], arrays))
+
+
+@pytest.mark.parametrize("layer", ["Conv", "Gemm"])
+def test_a_hard_sigmoid_in_the_weights_of_its_layer(layer):
+    arrays = {"w": normal(3, 4, 1, 1) if layer == "Conv" else normal(4, 3), "b": normal(3)}
+    x = (2, 4, 5, 6) if layer == "Conv" else (7, 4)
+    gate = node("HardSigmoid", ["c"], ["y"], alpha=0.25, beta=0.5)
+    for inputs in (["x", "w", "b"], ["x", "w"]):
+        model = build([node(layer, inputs, ["c"]), gate], arrays, x=x)
+        if layer == "Gemm" and len(inputs) < 3:
+            untouched("hard_sigmoid_to_clip", model)
+            continue
+        made = STRUCTURE["hard_sigmoid_to_clip"](load(model))
+        assert ops(made) == [layer, "Clip"]
+        feeds = {"x": np.random.default_rng(1).standard_normal(x).astype(np.float32)}
+        want, have = (onnxruntime_outputs(m, feeds)[0] for m in (model, to_model(made)))
+        np.testing.assert_allclose(have, np.minimum(want, 127 / 128), rtol=1e-5, atol=1e-6)  # what the chip has
+    twice = build([node(layer, ["x", "w", "b"], ["c"]), node("HardSigmoid", ["c"], ["g"]), node("Mul", ["c", "g"], ["y"])],
+                  arrays, x=x)  # fmt: skip
+    untouched("hard_sigmoid_to_clip", twice)
+
+
+def test_hard_gates_are_whole_in_the_format_that_lists_hard_swish_alone():
+    data = np.random.default_rng(0).standard_normal((16, 3, 8, 8)).astype(np.float32)
+    outputs = [onnxruntime_outputs(structures.hard_gates(), {"x": s[None]})[0] for s in data]
+    kept = {}
+    for whole in (None, 0.0):
+        result = jq.quantize(structures.hard_gates(), data, XINT8.replace(whole=whole, guard=None))
+        forecast = jq.npu.forecast(result.model)
+        assert (forecast.subgraphs == 1 and forecast.counts["cpu"] == 0) == (whole == 0.0)
+        made = [onnxruntime_outputs(result.model, {"x": s[None]})[0] for s in data]
+        kept[whole] = 10 * np.log10(np.square(outputs).sum() / np.square(np.subtract(made, outputs)).sum())
+    assert kept[0.0] > kept[None] - 1
+    for format in ("A8W8", "A16W8"):
+        graph = jq.prepare(load(structures.hard_gates()), jq.presets[format].replace(whole=0.0))
+        assert ops(graph).count("HardSigmoid") == 3
+
+
+_SIDES = {"sizes": [2, 4, 13, 7], "scales": [1.0, 1.0, 2.0, 3.0], "less": [2, 4, 3, 2], "height": [2, 4, 10, 6]}
+
+
+@pytest.mark.parametrize("sides", sorted(_SIDES))
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_a_resize_that_interpolates_as_matrix_products(sides, mode, coordinates):
+    arrays = {"sides": np.array(_SIDES[sides], np.float32 if sides == "scales" else np.int64), "w": normal(3, 4, 1, 1)}
+    given = ["", "sides"] if sides == "scales" else ["", "", "sides"]
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    layer = node("Conv", ["r", "w"], ["y"])
+    made = rewritten(
+        "resize_to_matmul", build([node("Resize", ["x", *given], ["r"], **attrs), layer], arrays), rtol=1e-5
+    )
+    along_height = ["Transpose", "MatMul", "Transpose"]
+    assert ops(made) == [*(["MatMul"] if sides != "height" else []), *along_height, "Conv"]
+
+
+def test_a_resize_of_opset_10_and_one_against_aliasing():
+    arrays = {"scales": np.array([1, 1, 2, 2], np.float32), "w": normal(3, 4, 1, 1)}
+    layer = node("Conv", ["r", "w"], ["y"])
+    old = build([node("Resize", ["x", "scales"], ["r"], mode="linear"), layer], arrays, opset=10)
+    assert "MatMul" in ops(rewritten("resize_to_matmul", old, rtol=1e-5))
+    arrays["half"] = np.array([1, 1, 0.5, 0.5], np.float32)
+    smooth = build([node("Resize", ["x", "", "half"], ["r"], mode="linear", antialias=1), layer], arrays, opset=18)
+    assert "MatMul" in ops(rewritten("resize_to_matmul", smooth, rtol=1e-5))
+
+
+def test_other_resizes_stay():
+    arrays = {"scales": np.array([1, 1, 2, 2], np.float32), "w": normal(3, 4, 1, 1), "roi": np.zeros(8, np.float32)}
+    layer = node("Conv", ["r", "w"], ["y"])
+    untouched("resize_to_matmul", build([node("Resize", ["x", "", "scales"], ["r"], mode="nearest"), layer], arrays))
+    last = [node("Conv", ["x", "w"], ["c"]), node("Resize", ["c", "", "scales"], ["y"], mode="linear")]
+    untouched("resize_to_matmul", build(last, arrays))  # nothing for the NPU follows it
+    attrs = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    untouched("resize_to_matmul", build([node("Resize", ["x", "roi", "scales"], ["r"], **attrs), layer], arrays))
+
+
+def pyramid(mode: str) -> onnx.ModelProto:
+    """Two scales of an image, the coarser enlarged and joined to the finer."""
+    net = structures.Net()
+    fine = net.op("Relu", net.conv("x", 3, 8, 3))
+    coarse = net.op("Relu", net.conv(net.op("MaxPool", fine, kernel_shape=[2, 2], strides=[2, 2]), 8, 8, 3))
+    coarse = net.op("Resize", coarse, "", net.array("scales", [1, 1, 2, 2]), mode=mode)
+    x = net.op("Concat", fine, coarse, axis=1)
+    return net.classify(net.op("Relu", net.conv(x, 16, 8, 3)), 8)
+
+
+def test_a_pyramid_that_interpolates_is_whole_and_loses_no_more():
+    data = np.random.default_rng(0).standard_normal((16, 3, 8, 8)).astype(np.float32)
+    kept = {}
+    for whole in (None, 0.0):
+        result = jq.quantize(pyramid("linear"), data, XINT8.replace(whole=whole))
+        forecast = jq.npu.forecast(result.model)
+        assert (forecast.counts["cpu"] == 0) == (whole == 0) and forecast.subgraphs == (2 if whole is None else 1)
+        float_, made = (
+            np.concatenate([onnxruntime_outputs(m, {"x": s[None]})[0] for s in data])
+            for m in (pyramid("linear"), result.model)
+        )
+        kept[whole] = 10 * np.log10(np.square(float_).sum() / np.square(float_ - made).sum())
+    assert kept[0.0] > kept[None] - 1.5
+    change = next(a for a in jq.npu.forecast(pyramid("linear")).advice if a.change == "resize_to_matmul")
+    assert change.counts["cpu"] == 0 and change.subgraphs == 1
+
+
+@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric"])
+def test_a_resize_that_repeats_pixels_as_depth_to_space(times, coordinates):
+    arrays = {"scales": np.array([1, 1, times, times], np.float32), "w": normal(3, 4, 1, 1)}
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": "floor"}
+    if coordinates == "half_pixel":
+        attrs["nearest_mode"] = "round_prefer_floor"
+    layer = node("Conv", ["r", "w"], ["y"])
+    made = rewritten(
+        "resize_to_depth_to_space", build([node("Resize", ["x", "", "scales"], ["r"], **attrs), layer], arrays)
+    )
+    assert ops(made) == ["Concat", "DepthToSpace", "Conv"]
+    attrs["nearest_mode"] = "ceil"  # takes the next pixel
+    untouched("resize_to_depth_to_space", build([node("Resize", ["x", "", "scales"], ["r"], **attrs), layer], arrays))
+
+
+def test_resizes_of_16_bits_are_whole_and_keep_every_code():
+    data = np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32)
+    bare = jq.presets["A16W8"].replace(guard=None, cle=False, bias_correction=False)
+    plain, whole = (jq.quantize(pyramid("nearest"), data, bare.replace(whole=w)).model for w in (None, 0.0))
+    assert jq.npu.forecast(plain).counts["cpu"] > 0
+    assert (jq.npu.forecast(whole).counts["cpu"], jq.npu.forecast(whole).subgraphs) == (0, 1)
+    advice = {a.change: a for a in jq.npu.forecast(plain).advice}
+    assert advice["resize_to_depth_to_space"].counts["cpu"] == 0
+    for sample in data:
+        feeds = {"x": sample[None]}
+        np.testing.assert_array_equal(*(onnxruntime_outputs(m, feeds)[0] for m in (plain, whole)))
+    assert "Resize" in ops(jq.prepare(load(pyramid("nearest")), XINT8.replace(whole=0.0)))  # which lists it
+
+
+def test_zeros_around_what_is_never_negative_are_the_pools():
+    arrays = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 0]), "zero": np.float32(0), "one": np.float32(1)}
+
+    def net(first: str, value: str = "zero", **attrs: object) -> onnx.ModelProto:
+        front = node(first, ["x"], ["r"])
+        pool = node("MaxPool", ["p"], ["y"], kernel_shape=(3, 3), strides=(2, 2), **attrs)
+        return build([front, node("Pad", ["r", "pads", value], ["p"]), pool], arrays)
+
+    made = rewritten("pad_to_pool", net("Relu"))
+    assert ops(made) == ["Relu", "MaxPool"] and made.nodes[-1].attrs["pads"] == (1, 1, 1, 0)
+    for other in (net("Tanh"), net("Relu", "one"), net("Relu", ceil_mode=1)):
+        untouched("pad_to_pool", other)
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+def test_an_edge_of_a_few_pixels_in_steps_of_one(opset):
+    ends = [0, 0, 2, 1, 0, 0, 0, 3]
+    given = {"pads": ends} if opset < 11 else {}
+    model = build([node("Pad", ["x", *([] if given else ["pads"])], ["y"], mode="edge", **given)],
+                  {} if given else {"pads": np.array(ends)}, opset=opset)  # fmt: skip
+    assert ops(rewritten("pad_by_ones", model)) == ["Pad"] * 3
+    for mode, amount in (("edge", 1), ("reflect", 2), ("edge", 9)):
+        arrays = {"pads": np.array([0, 0, amount, 0, 0, 0, 0, 0])}
+        if mode == "edge" or amount < 5:
+            untouched("pad_by_ones", build([node("Pad", ["x", "pads"], ["y"], mode=mode)], arrays))
+
+
+def test_concats_of_concats_are_one():
+    inner = [node("Relu", ["x"], ["r"]), node("Concat", ["x", "r"], ["a"], axis=1)]
+    made = rewritten("flat_concat", build([*inner, node("Concat", ["r", "a", "x"], ["y"], axis=-3)]))
+    assert ops(made) == ["Relu", "Concat"] and made.nodes[-1].inputs == ("r", "x", "r", "x")
+    twice = [*inner, node("Concat", ["a", "x"], ["b"], axis=1), node("Concat", ["b", "r"], ["y"], axis=1)]
+    assert ops(rewritten("flat_concat", build(twice))) == ["Relu", "Concat"]
+    untouched("flat_concat", build([*inner, node("Concat", ["a", "a"], ["y"], axis=1)]))
+    untouched("flat_concat", build([*inner, node("Concat", ["a", "a"], ["y"], axis=2)]))
+    shared = [*inner, node("Concat", ["a", "x"], ["b"], axis=1), node("ReduceMax", ["a"], ["m"])]
+    untouched("flat_concat", build([*shared, node("Add", ["b", "m"], ["y"])]))
 
 
 @pytest.mark.parametrize("name", ["inverted_bottleneck", "shuffled", "dense", "residual"])

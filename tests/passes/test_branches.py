@@ -36,7 +36,7 @@ class TestBranches:
         """The branches read a removed tensor, a renamed one (an output's name moves) and merged weights."""
         graph = prepared(self.model("c"), c=np.array(value))
         assert ops(graph) == ["Relu", "If"]
-        assert graph.nodes[1].attrs["then_branch"].captured() == {"z", "w"}
+        assert graph.nodes[1].attrs["then_branch"].captured == {"z", "w"}
         assert graph.params.keys() == {"w"}
 
     @pytest.mark.parametrize("value", [True, False])

@@ -250,4 +250,4 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     )
     assert code == 0 and json.loads(out)["nodes"] == 53
     code, out, err = run(capfd, "preprocess", str(source), "-o", str(source))
-    assert (code, out) == (2, "") and "is the float model itself" in err
+    assert (code, out) == (2, "") and "which is read as well; give another name" in err

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import numpy as np
+import onnx
 import pytest
 
 import jq
@@ -16,6 +17,7 @@ from jq.readings.fake import as_planned
 from jq.recovery.parts import program, rehearsing, units
 from jq.recovery.streams import Kept, Store, joined
 from jq.recovery.walk import walk
+from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal
 
 KINDS = ("layer", "block", "network")
@@ -254,3 +256,54 @@ def test_compiling_ahead_that_fails_is_a_warning(monkeypatch):
             found, _ = jq.finetune(graph, plan, x, config)
     wanted, _ = jq.finetune(graph, plan, x, config)
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+# --- An encoder, past whose layers a mask of whole numbers goes to the end ---
+
+
+@functools.cache
+def encoder():
+    width, draw = 16, np.random.default_rng(11)
+    arrays = {"table": draw.normal(size=(40, width)).astype(np.float32)}
+    nodes, x = [node("Gather", ["table", "x"], ["h0"])], "h0"
+    for i in range(3):
+        for name, shape in ((f"u{i}", (width, 24)), (f"d{i}", (24, width))):
+            arrays[name] = 0.3 * draw.normal(size=shape).astype(np.float32)
+        nodes += [
+            node("MatMul", [x, f"u{i}"], [f"a{i}"]), node("Relu", [f"a{i}"], [f"r{i}"]),
+            node("MatMul", [f"r{i}", f"d{i}"], [f"m{i}"]), node("Add", [x, f"m{i}"], [f"h{i + 1}"]),
+        ]  # fmt: skip
+        x = f"h{i + 1}"
+    arrays["axes"] = np.int64([-1])
+    nodes += [
+        node("Cast", ["mask"], ["kept"], to=1),
+        node("Unsqueeze", ["kept", "axes"], ["wide"]),
+        node("Mul", [x, "wide"], ["some"]),
+        node("ReduceMean", ["some"], ["y"], axes=[1], keepdims=0),
+    ]
+    mask = onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.INT64, ["n", 8])
+    model = build(nodes, arrays, x=["n", 8], dtype=onnx.TensorProto.INT64, extra_inputs=[mask])
+    data = {"x": draw.integers(0, 40, (48, 8)), "mask": draw.integers(0, 2, (48, 8))}
+    return model, data
+
+
+@pytest.mark.parametrize(("kind", "count"), [("layer", 6), ("block", 2)])
+def test_a_mask_that_passes_by_keeps_no_layers_together(kind, count):
+    model, data = encoder()
+    graph = jq.prepare(jq.load(model), "A8W8")
+    plan = jq.make_plan(graph, jq.calibrate(graph, data, "A8W8"), "A8W8")
+    parts = [u for u in units(graph, plan, kind) if u.layers]
+    assert len(parts) >= count and any("mask" in u.inputs or "kept" in u.inputs for u in parts[1:])
+
+
+@pytest.mark.parametrize("stage", ["adaround", "block"])
+def test_layers_of_an_encoder_are_tuned(stage):
+    model, data = encoder()
+    config = jq.presets["A8W8"].replace(finetune_steps=40)
+    held = {k: v[32:] for k, v in data.items()}
+    errors = []
+    for finetune in (None, stage):
+        made = jq.quantize(model, {k: v[:32] for k, v in data.items()}, config.replace(finetune=finetune))
+        have, want = (onnxruntime_outputs(m, held)[0] for m in (made.model, model))
+        errors.append(float(np.square(have - want).mean()))
+    assert errors[1] < errors[0], errors

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 import jq
 from jq.graph import Graph, Node
 from jq.ops.linear import linear_layer
-from jq.recovery.quadratic_form import Form, sums
+from jq.recovery.quadratic_form import Form, shrinkage, sums
 from tests.conftest import onnxruntime_outputs
 
 # Operator, shapes of input, weight and bias, attributes.
@@ -216,7 +216,7 @@ def test_chunks_add_up():
     off = noisy("grouped")
     part = jax.jit(lambda x, off: sums(linear, node.attrs, x, off, jnp.asarray(w), jnp.ones(len(x)), 1))
     whole, halves = part(x, off), [part(x[i::2], off[i::2]) for i in (0, 1)]
-    for name in vars(whole):
+    for name in vars(whole).keys() - {"parts", "covariance2", "mean2"}:
         have, want = getattr(halves[0], name) + getattr(halves[1], name), getattr(whole, name)
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-3)
 
@@ -231,3 +231,43 @@ def test_with_many_samples_some_positions_of_each_image_are_enough(name):
     ones = jnp.ones(len(x))
     found = sums(linear, node.attrs, jnp.asarray(x), jnp.asarray(noisy(name)), jnp.asarray(w), ones, 100000)
     assert float(found.count) == len(x)  # one of each
+
+
+def in_parts(off: np.ndarray, x: np.ndarray, w: np.ndarray) -> tuple[Form, Form]:
+    """The forms of a matrix product with inputs that are off, from ten parts of the data, and without any spread between them."""
+    linear, node, *_ = parts("matmul_wide")
+    made = [
+        sums(linear, node.attrs, jnp.asarray(a), jnp.asarray(b), jnp.asarray(w), jnp.ones(len(a)), 1)
+        for a, b in zip(np.split(x, 10), np.split(off, 10), strict=True)
+    ]
+    total = jax.tree.map(lambda *a: sum(a), *made)
+    return Form.of(total), Form.of(dataclasses.replace(total, covariance2=0.0, mean2=0.0))
+
+
+class TestWhatIsChance:
+    X = np.random.default_rng(1).standard_normal((900, 24)).astype(np.float32)
+    W = np.random.default_rng(2).standard_normal((24, 8)).astype(np.float32)
+    NOISE = np.random.default_rng(3).standard_normal((900, 24)).astype(np.float32)
+
+    def test_noise_that_has_nothing_to_do_with_inputs_is_left_out(self):
+        form, whole = in_parts(self.NOISE, self.X, self.W)
+        assert np.linalg.norm(form.r) < 0.5 * np.linalg.norm(whole.r)
+        assert np.linalg.norm(form.mean_e) < 0.5 * np.linalg.norm(whole.mean_e)
+
+    def test_what_all_parts_agree_on_is_kept(self):
+        mixed = self.X @ np.random.default_rng(4).standard_normal((24, 24)).astype(np.float32) + 3
+        form, whole = in_parts(mixed, self.X, self.W)
+        np.testing.assert_allclose(form.r, whole.r, rtol=0.1, atol=0.1 * np.abs(whole.r).max())
+        np.testing.assert_allclose(form.mean_e, whole.mean_e, rtol=0.05)
+
+    def test_one_part_says_nothing_of_chance(self):
+        assert float(shrinkage(1.0, 1.0, 1)) == 1
+
+    def test_the_factor_is_right_on_average(self):
+        """Of means of draws around `true`, the square less what is chance is `true` squared."""
+        draws = 2 + 5 * np.random.default_rng(5).standard_normal((20000, 10))
+        mean2, squares = draws.mean(1) ** 2, (draws**2).sum(1)
+        unclipped = mean2 - (squares / 10 - mean2) / 9
+        assert unclipped.mean() == pytest.approx(4, rel=0.05)
+        have = np.asarray(shrinkage(mean2, squares, 10))
+        np.testing.assert_allclose(have, np.clip(unclipped / mean2, 0, 1), rtol=1e-4, atol=1e-5)

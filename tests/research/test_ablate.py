@@ -169,8 +169,8 @@ class TestTable:
         ("name", "content", "message"),
         [
             ("rows.txt", "", r"ends with \.jsonl or \.csv"),
-            ("rows.jsonl", "no json\n", "no table of an ablation"),
-            ("rows.jsonl", '{"a": 1}\n', "without a hash"),
+            ("rows.jsonl", "no json\n", "no table of these runs"),
+            ("rows.jsonl", '{"a": 1}\n', "a row has no 'hash'"),
             ("rows.csv", "a,b\n", "its columns are a, b"),
         ],
     )

@@ -12,28 +12,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 import jq
 from jq.cli import main
 from jq.config_file import read_config
 from jq.readings.runtime import onnxruntime_reading
 from jq.research.climbing import knee
-from jq.research.goals import (
-    Goal,
-    Judge,
-    Score,
-    difference_low,
-    goal_of,
-    interval,
-    parts_of,
-    samples_needed,
-    share_interval,
-)  # fmt: skip
+from jq.research.goals import Goal, goal_of, samples_needed
+from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
+from jq.research.judging import Judge, Score
+from jq.research.losses import divergences, parts_of
 from jq.research.rungs import RUNGS, Candidate, Rung
 
 MODEL = jq.zoo.path("fashion_resnet")
-CHEAP = [r for r in RUNGS if r.name in ("XINT8", "A8W8")]
+CHEAP = [r for r in RUNGS if r.name in ("XINT8", "A8W8 per channel")]
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +108,50 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
     sources = [sorted(set(rng.integers(0, i, 2).tolist())) if i else [] for i in range(count)]
     limit, most = float(costs.sum() * 0.4), int(rng.integers(1, 3))
 
-    def gain(taken: tuple[bool, ...]) -> float:
-        begins = sum(t and not any(taken[j] for j in sources[i]) for i, t in enumerate(taken))
-        inside = sum(c for c, t in zip(costs, taken, strict=True) if t) <= limit and begins <= most
+    def gain(taken: tuple[bool, ...], regions: int) -> float:
+        inside = sum(c for c, t in zip(costs, taken, strict=True) if t) <= limit and regions <= most
         return sum(g for g, t in zip(gains, taken, strict=True) if t) if inside else -1.0
 
+    def beginnings(taken: tuple[bool, ...]) -> int:
+        return sum(t and not any(taken[j] for j in sources[i]) for i, t in enumerate(taken))
+
+    def regions(taken: tuple[bool, ...]) -> int:
+        edges = [(i, j) for i, before in enumerate(sources) for j in before if taken[i] and taken[j]]
+        ties = csr_array((np.ones(len(edges)), ([i for i, _ in edges], [j for _, j in edges])) if edges else (count, count),
+                         shape=(count, count))  # fmt: skip
+        return connected_components(ties, directed=False)[0] - sum(not t for t in taken)
+
+    every = list(itertools.product([False, True], repeat=count))
+    chosen = tuple(choose(gains.tolist(), costs.tolist(), sources, limit, most).tolist())
+    reached = gain(chosen, regions(chosen))
+    assert reached >= max(gain(t, beginnings(t)) for t in every) - 1e-4  # and where regions begin twice, it is near to
+    assert reached <= max(gain(t, regions(t)) for t in every) + 1e-9  # the best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_result_is_whole_only_where_its_readers_are_taken(seed: int) -> None:
+    rng, count = np.random.default_rng(seed), 6
+    gains, own, costs = rng.random(count), rng.random(count) / 2, rng.random(count)
+    sources = [sorted(set(rng.integers(0, i, 2).tolist())) if i else [] for i in range(count)]
+    limit, shut = float(costs.sum() * 0.6), int(rng.integers(count))
+
+    def gain(taken: tuple[bool, ...]) -> float:
+        begins = sum(t and not any(taken[j] for j in sources[i]) for i, t in enumerate(taken))
+        spent = sum(c for c, t in zip(costs, taken, strict=True) if t)
+        if spent > limit or begins > 2 or taken[shut]:
+            return -1.0
+        whole = [t and all(taken[i] for i in range(count) if j in sources[i]) for j, t in enumerate(taken)]
+        return float(own @ np.array(taken) + gains @ np.array(whole))
+
     best = max(map(gain, itertools.product([False, True], repeat=count)))
-    chosen = choose(gains.tolist(), costs.tolist(), sources, limit, most)
+    chosen = choose(gains.tolist(), costs.tolist(), sources, limit, 2, own.tolist(), {shut: False})
     assert gain(tuple(chosen.tolist())) == pytest.approx(best, abs=1e-4)
+
+
+def test_regions_that_are_there_grow_for_nothing() -> None:
+    chain: list[list[int]] = [[], [0], [1], [2], [3]]
+    taken = choose([1.0, 0, 3, 0, 2], [0, 0, 1, 1, 1], chain, limit=2, most=0, held={1: True, 3: False})
+    assert taken.tolist() == [True, True, True, False, False]
 
 
 def test_what_is_left_in_float_is_an_island(data: tuple[np.ndarray, np.ndarray]) -> None:
@@ -215,7 +246,7 @@ def test_a_rung_of_ones_own(data: tuple[np.ndarray, np.ndarray]) -> None:
 
 def test_the_knee() -> None:
     def candidate(name: str, cost: float, error: float) -> Candidate:
-        score = Score(0.0, None, None, None, (error,), False)
+        score = Score(0.0, None, None, None, error, False)
         return Candidate(name, jq.presets["XINT8"], score, cost, 1.0, 0, 1, "", None)
 
     line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
@@ -223,23 +254,42 @@ def test_the_knee() -> None:
     assert knee([]) is None
 
 
-def test_boxes_and_scores_are_judged_apart() -> None:
-    names = ["boxes", "scores"]
-    nodes = [onnx.helper.make_node("Relu", [n], [n + "_"]) for n in names]
-    nodes.append(onnx.helper.make_node("Concat", [n + "_" for n in names], ["y"], axis=1))
-    shapes = {"boxes": [1, 4, 9], "scores": [1, 3, 9], "y": [1, 7, 9]}
+def detector(transposed: bool = False) -> onnx.ModelProto:
+    """Boxes of four numbers and scores of three classes at nine places, joined as detectors do."""
+    nodes = [onnx.helper.make_node("Relu", ["boxes"], ["b"]), onnx.helper.make_node("Sigmoid", ["scores"], ["s"])]
+    nodes.append(onnx.helper.make_node("Concat", ["b", "s"], ["joined" if transposed else "y"], axis=1))
+    if transposed:
+        nodes.append(onnx.helper.make_node("Transpose", ["joined"], ["y"], perm=[0, 2, 1]))
+    shapes = {"boxes": [1, 4, 9], "scores": [1, 3, 9], "y": [1, 9, 7] if transposed else [1, 7, 9]}
     inputs, outputs = (
         [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shapes[n]) for n in part]
-        for part in (names, ["y"])
+        for part in (["boxes", "scores"], ["y"])
     )
-    graph_of = onnx.helper.make_graph(nodes, "g", inputs, outputs)
-    model = onnx.helper.make_model(graph_of, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    graph = jq.load(model)
-    assert parts_of(graph, "y") == (1, [4])
-    sample = {n: np.random.default_rng(0).random(shapes[n], np.float32) * (100 if n == "boxes" else 1) for n in names}
+    graph = onnx.helper.make_graph(nodes, "g", inputs, outputs)
+    return onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_boxes_and_scores_are_judged_apart(transposed: bool) -> None:
+    graph = jq.load(detector(transposed))
+    assert parts_of(graph, "y") == (2 if transposed else 1, [4], ["b", "s"])
+    rng = np.random.default_rng(0)
+    sample = {
+        "boxes": 100 * rng.random((1, 4, 9), np.float32),
+        "scores": rng.normal(0, 3, (1, 3, 9)).astype(np.float32),
+    }
     judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
-    (lost,) = [{k: v * np.array([1] * 4 + [0] * 3, np.float32)[:, None] for k, v in o.items()} for o in judge.reference]
-    assert judge.relative_error(judge.reference[0], lost) == 0.5  # the scores are lost, though the output keeps 40 dB
+    y = judge.reference[0]["y"]
+    scores, boxes = np.zeros_like(y), np.full_like(y, 1.1)  # an eighth for each score, then boxes a tenth too large
+    index = (slice(None), slice(None), slice(4, None)) if transposed else (slice(None), slice(4, None))
+    scores[index], boxes[index] = 0.125, 1.0
+    changed = np.where(scores > 0, scores, y * boxes)
+    p = y[index].astype(np.float64)
+    apart = np.mean(p * np.log(p / 0.125) + (1 - p) * np.log((1 - p) / 0.875))
+    errors = divergences(graph)({"y": y}, {"y": changed})
+    assert float(errors["b"]) == pytest.approx(0.01, rel=1e-4) and float(errors["s"]) == pytest.approx(apart, rel=1e-4)
+    assert judge.error([{"y": changed}]) == pytest.approx(math.sqrt(0.01 * apart), rel=1e-4)
+    assert judge.error([{"y": y}]) == 0 and judge.error([{"y": np.full_like(y, np.nan)}]) == math.inf
 
 
 # --- Functions of the user's ---
@@ -276,7 +326,7 @@ def test_a_function_that_fails_keeps_the_best_model(bad: Any, data: tuple[np.nda
         return bad
 
     result = jq.auto(MODEL, data[0], evaluate=evaluate, target=2.0, rungs=CHEAP)
-    assert not result.reached and [t.rung for t in result.rungs] == ["XINT8", "A8W8"]
+    assert not result.reached and [t.rung for t in result.rungs] == ["XINT8", "A8W8 per channel"]
     assert result.rungs[1].outcome.startswith("failed: evaluate") and result.rungs[0].outcome == "chosen"
     assert "evaluate" in result.why
 
@@ -340,7 +390,15 @@ def test_what_holds_is_kept_though_its_error_is_larger(data: tuple[np.ndarray, n
 
 def test_time_that_is_up(data: tuple[np.ndarray, np.ndarray]) -> None:
     result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=CHEAP, budget="1s")
-    assert [t.rung for t in result.rungs] == ["XINT8"] and "the time of 1 s is up before A8W8" in result.why
+    assert [t.rung for t in result.rungs] == ["XINT8"] and "the time of 1 s is up before A8W8 per channel" in result.why
+
+
+def test_a_finished_search_is_told_again_whatever_the_time(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    given: dict[str, Any] = {"target": "sqnr 200", "rungs": CHEAP, "ledger": tmp_path / "book.jsonl"}
+    first = jq.auto(MODEL, data[0], **given)
+    again = jq.auto(MODEL, data[0], **given, budget="0.1s")
+    assert [t.rung for t in again.rungs] == [t.rung for t in first.rungs]
+    assert again.model.SerializeToString() == first.model.SerializeToString()
 
 
 @pytest.mark.parametrize(

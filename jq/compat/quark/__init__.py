@@ -17,9 +17,21 @@ What jq computes is its own, for the same formats, operators and constraints:
 
 from typing import Any
 
+from onnxruntime.quantization.calibrate import CalibraterBase, MinMaxCalibrater
+from onnxruntime.quantization.quant_utils import QuantizationMode, write_calibration_table
+
+from jq.compat.quark import auto_search
 from jq.compat.quark.calibration import *
+from jq.compat.quark.operators.custom_ops import get_library_path
 from jq.compat.quark.quantization import *
 from jq.compat.quark.quantization.api import ModelQuantizer
+from jq.compat.quark.quantization.auto_search import (
+    AutoSearch,
+    AutoSearchPro,
+    SearchSpace,
+    generate_all_configs,
+    get_auto_search_config,
+)
 from jq.compat.quark.quantization.config import *
 from jq.compat.quark.quantization.config import custom_config
 from jq.compat.quark.quantization.config.custom_config import *
@@ -31,30 +43,28 @@ from jq.errors import ConfigError
 __all__ = [
     "BFP16", "DEFAULT_ADAQUANT_PARAMS", "DEFAULT_ADAROUND_PARAMS", "DEFAULT_BFP_PARAMS",
     "DEFAULT_MICROEXPONENTS_PARAMS", "DEFAULT_MICROSCALING_PARAMS", "AdaQuantConfig", "AdaRoundConfig",
-    "AlgoConfig", "AutoMixprecisionConfig", "BFP16Spec", "BFloat16", "BFloat16Spec", "BiasCorrectionConfig",
-    "CLEConfig", "CalibMethod", "CalibrationDataReader", "CalibrationMethod", "Config", "DataType",
-    "ExtendedCalibrationMethod", "ExtendedQuantFormat", "ExtendedQuantType", "Float16", "Float16Spec", "GPTQConfig",
-    "Int8", "Int8Spec", "Int16", "Int16Method", "Int16Spec", "Int32", "Int32Spec", "LayerWiseMethod", "MX4Spec",
-    "MX6Spec", "MX9Spec", "MXFP4E2M1Spec", "MXFP6E2M3Spec", "MXFP6E3M2Spec", "MXFP8E4M3Spec", "MXFP8E5M2Spec",
-    "MXInt8Spec", "ModelQuantizer", "PowerOfTwoMethod", "QConfig", "QLayerConfig", "QTensorConfig", "QuantFormat",
-    "QuantGranularity", "QuantType", "QuantizationConfig", "QuarotConfig", "ScaleType", "SmoothQuantConfig",
-    "UInt8", "UInt8Spec", "UInt16", "UInt16Spec", "UInt32", "UInt32Spec", "VitisQuantFormat", "VitisQuantType",
-    "XInt8Spec", "get_default_config", "get_default_config_mapping",
+    "AlgoConfig", "AutoMixprecisionConfig", "AutoSearch", "AutoSearchPro", "BFP16Spec", "BFloat16", "BFloat16Spec",
+    "BiasCorrectionConfig", "CLEConfig", "CachedDataReader", "CalibMethod", "CalibraterBase",
+    "CalibrationDataReader", "CalibrationMethod", "Config", "DataType", "ExtendedCalibrationMethod",
+    "ExtendedQuantFormat", "ExtendedQuantType", "Float16", "Float16Spec", "GPTQConfig", "Int8", "Int8Spec", "Int16",
+    "Int16Method", "Int16Spec", "Int32", "Int32Spec", "LayerWiseMethod", "MX4Spec", "MX6Spec", "MX9Spec",
+    "MXFP4E2M1Spec", "MXFP6E2M3Spec", "MXFP6E3M2Spec", "MXFP8E4M3Spec", "MXFP8E5M2Spec", "MXInt8Spec",
+    "MinMaxCalibrater", "ModelQuantizer", "PathDataReader", "PowerOfTwoMethod", "QConfig", "QLayerConfig",
+    "QTensorConfig", "QuantFormat", "QuantGranularity", "QuantType", "QuantizationConfig", "QuantizationMode",
+    "QuarotConfig", "RandomDataReader", "ScaleType", "SearchSpace", "SmoothQuantConfig", "UInt8", "UInt8Spec",
+    "UInt16", "UInt16Spec", "UInt32", "UInt32Spec", "VitisQuantFormat", "VitisQuantType", "XInt8Spec",
+    "auto_search", "generate_all_configs", "get_auto_search_config", "get_default_config",
+    "get_default_config_mapping", "get_library_path", "write_calibration_table",
 ]  # fmt: skip
 
 # Quark names that jq does not have.
-_ABSENT = {
+ABSENT = {
     "quantize_static": "take ModelQuantizer, or quantize_static of jq.compat.vai_q_onnx",
     "quantize_dynamic": "take get_default_config('UINT8_DYNAMIC_QUANT')",
-    "get_library_path": "models that jq writes for onnxruntime need no library of operators",
+    "create_calibrator_power_of_two": "jq.calibrate measures all tensors in one pass",
+    "create_calibrator_float_scale": "jq.calibrate measures all tensors in one pass",
     "dump_model": "`jq-quant simulate --dump` writes the integers of every tensor",
-    "RandomDataReader": "give no reader, and data are random",
-    "PathDataReader": "give calibration_data_path",
-    "CachedDataReader": "jq reads a reader once, and keeps what it needs again",
-    **dict.fromkeys(
-        ("AutoSearch", "AutoSearchPro", "SearchSpace", "generate_all_configs", "get_auto_search_config"),
-        "jq.auto climbs until a target holds on samples that nothing was made from; jq.research.ablate compares configs",
-    ),
+    "VitisExtendedQuantizer": "take ModelQuantizer",
 }
 
 
@@ -62,6 +72,6 @@ def __getattr__(name: str) -> Any:
     """Return a named config such as XINT8_QCONFIG, created on access."""
     if name.endswith(("_CONFIG", "_QCONFIG")):
         return getattr(custom_config, name)
-    if name in _ABSENT:
-        raise ConfigError(f"jq.compat.quark has no {name}: {_ABSENT[name]}")
+    if name in ABSENT:
+        raise ConfigError(f"jq.compat.quark has no {name}: {ABSENT[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

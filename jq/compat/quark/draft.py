@@ -30,6 +30,7 @@ class Draft:
     shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of random data
     ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of random data
     spill: str | os.PathLike[str] | None = None
+    ranges_file: str | None = None  # where calibration is kept
     usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Quark's own parameters of fine-tuning
 
     def __getitem__(self, field: str) -> Any:
@@ -131,3 +132,18 @@ def matching(option: str, given: Any, graph: Graph) -> list[str]:
             raise ConfigError(f"{option}: no node has a name that {name!r} matches")
         labels += matching
     return labels
+
+
+def parse_subgraphs_list(exclude_subgraphs: str) -> list[tuple[list[str], list[str]]]:
+    """Return the subgraphs that a text lists: the first and the last nodes of each in brackets, `;` between them.
+
+    >>> parse_subgraphs_list("[a, b], [c]; [d], [e]")
+    [(['a', 'b'], ['c']), (['d'], ['e'])]
+    """
+    subgraphs = []
+    for part in exclude_subgraphs.split(";"):
+        ends = [[name.strip() for name in names.split(",")] for names in re.findall(r"\[(.*?)\]", part)]
+        if len(ends) != 2:
+            raise ConfigError(f"exclude_subgraphs: {part.strip()!r} is no pair [first nodes], [last nodes]")
+        subgraphs.append((ends[0], ends[1]))
+    return subgraphs

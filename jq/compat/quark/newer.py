@@ -36,7 +36,7 @@ _NEWER_METHODS: Mapping[tuple[ScaleType, CalibMethod], Enum] = {
 
 def older(config: QConfig) -> QuantizationConfig:
     """The older config that says the same of all layers."""
-    activation, weight = _inputs(config.global_config), config.global_config.weight
+    activation, weight = inputs_of(config.global_config), config.global_config.weight
     if activation is None or weight is None:
         raise ConfigError("global_config needs input_tensors and weight")
     if activation.scale_type != weight.scale_type:
@@ -69,7 +69,8 @@ def older(config: QConfig) -> QuantizationConfig:
     )
 
 
-def _inputs(layer: QLayerConfig) -> QTensorConfig | None:
+def inputs_of(layer: QLayerConfig) -> QTensorConfig | None:
+    """Return how the inputs of a layer are quantized, under either of the names that Quark has for it."""
     if layer.input_tensors is not None and layer.activation is not None:
         raise ConfigError("activation is the older name of input_tensors: give one of them")
     return layer.input_tensors or layer.activation
@@ -103,8 +104,8 @@ def _override(layer: QLayerConfig, nodes: Sequence[str], everywhere: QLayerConfi
         options["bias"] = _bias(layer)
     for name in nodes if options else ():
         draft.override(literal(name), **options)
-    usual = _inputs(everywhere)
-    for role, spec in (("input_tensors", _inputs(layer)), ("output_tensors", layer.output_tensors)):
+    usual = inputs_of(everywhere)
+    for role, spec in (("input_tensors", inputs_of(layer)), ("output_tensors", layer.output_tensors)):
         if spec is None or (role == "input_tensors" and _made(spec) == _made(usual)):
             continue
         _check_alike(role, spec, usual, draft)

@@ -86,7 +86,7 @@ def _only(*values: Any, why: str) -> Option:
 
 
 def _hint(what: str) -> Option:
-    return Option(f"no number depends on it: {what}", lambda draft, name, value: None)
+    return Option(f"no effect on the result: {what}", lambda draft, name, value: None)
 
 
 def _noted(quiet: Any, what: str) -> Option:
@@ -160,6 +160,11 @@ def _samples(draft: Draft, name: str, value: Any) -> None:
         raise ConfigError(f"{name}=0: expected a number of samples, at least 1")
 
 
+def _ranges_file(draft: Draft, name: str, value: Any) -> None:
+    if value is not None:
+        draft.ranges_file = word(name, value)
+
+
 def _random(draft: Draft, name: str, value: Any) -> None:
     draft.random = flag(name, value)
 
@@ -181,36 +186,45 @@ def _preference(draft: Draft, name: str, value: Any) -> None:
         check_choice(name, value, ("accuracy", "speed", "resource_efficiency"))
 
 
-def _read_by(function: str, effect: str) -> Option:
+def _read_together(effect: str) -> Option:
     """An option that `jq.compat.quark.translate` reads together with others."""
-    return Option(f"{effect} (see translate.{function})", lambda draft, name, value: None)
+    return Option(effect, lambda draft, name, value: None)
 
 
-_SIMPLE = "jq always simplifies a graph, which leaves what it computes"
-_FUSED = "what is fused is decided by the op table of jq, and for all of these operators alike"
-_ALWAYS = "tensors whose values only move have one scale in jq, whatever this says"
+_SIMPLE = "jq always simplifies a graph, which does not change its function"
+_FUSED = "jq's op table decides what is fused, for all of these operators alike"
+_ALWAYS = "jq always gives tensors whose values only move a single scale"
 _FORMS_ONLY = "jq has no such form of the operator"
 _PER_TENSOR = "formats belong to nodes in jq: take specific_layer_config or layer_type_config of QConfig"
-_FACTORS = "jq finds the factors of all channels at once, such that the predicted noise is least"
-_MIXED = "jq.auto(model, data, target=...) chooses what stays wide; or name layers in specific_layer_config of QConfig"
-_ALIKE = "every tensor that jq exports has its type and shape in the file"
-_LARGE = "jq writes what needs it: weights go to a file of their own where the model is above 2 GB"
+_FACTORS = "jq chooses the factors of all channels at once, so that the predicted noise is least"
+_MIXED = (
+    "give an AutoMixprecisionConfig among the algorithms, with a metric_threshold; or name layers in specific_layer_config of "
+    "QConfig"
+)
+_ALIKE = "every tensor in a file that jq writes has its type and shape"
+_RESTORED = "keeps calibration in this file and two beside it, and takes it from there the next time"
 
 EXTRA_OPTIONS: Mapping[str, Option] = {
     # Which nodes
     "QuantizeAllOpTypes": _switch("quantizes operators of every type", "op_types", {True: None}),
-    "MatMulConstBOnly": Option("leaves out products of two activations", _constant_products),
+    "MatMulConstBOnly": Option("leaves products of two activations in float", _constant_products),
     "WeightsOnly": _sets("weights_only", flag),
-    "ForceQuantizeNoInputCheck": _hint("an operator that passes values on is quantized with what it gets"),
+    "ForceQuantizeNoInputCheck": _hint("an operator that only passes values on is quantized like its input"),
     "EnableSubgraph": _refused("nodes inside of If and Loop stay floats"),
-    "OpTypesToExcludeOutputQuantization": _refused("a node is quantized with its outputs; take nodes_to_exclude"),
-    "NodesToExcludeOutputQuantization": _refused("a node is quantized with its outputs; take nodes_to_exclude"),
+    "OpTypesToExcludeOutputQuantization": _refused(
+        "a node is quantized together with its outputs; take nodes_to_exclude"
+    ),
+    "NodesToExcludeOutputQuantization": _refused(
+        "a node is quantized together with its outputs; take nodes_to_exclude"
+    ),
     # Formats and symmetry
-    "ActivationSymmetric": _read_by("_family", "whether zero is the middle of the codes"),
-    "WeightSymmetric": _read_by("_family", "whether zero is the middle of the codes"),
-    "BFPAttributes": _read_by("_family", "which block format QBFP is"),
-    "MXAttributes": _read_by("_family", "which block format QMX is"),
-    "AlignEltwiseQuantType": Option("constants of Add, Mul ... get the format of activations", _like_activations),
+    "ActivationSymmetric": _read_together("sets symmetric, or weight_symmetric"),
+    "WeightSymmetric": _read_together("sets symmetric, or weight_symmetric"),
+    "BFPAttributes": _read_together("selects the block format that QBFP stands for"),
+    "MXAttributes": _read_together("selects the block format that QMX stands for"),
+    "AlignEltwiseQuantType": Option(
+        "gives constants of Add, Mul and the like the format of activations", _like_activations
+    ),
     "TensorQuantOverrides": _refused(_PER_TENSOR),
     "MixedPrecisionTensor": _refused(_PER_TENSOR),
     "SpecificTensorPrecision": _refused(_PER_TENSOR),
@@ -222,6 +236,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ActivationScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "WeightScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "BF16WithClip": _refused("values beyond bfloat16 become infinite"),
+    "RefineBlockAxis": _only(True, None, why="blocks lie on the axis that products are summed over"),
     "BF16QDQToCast": _noted(True, "bfloat16 is written as Casts; the numbers are the same"),
     "EnableVaimlBF16": _refused("bfloat16 is written as Casts between float32 operators"),
     "UseMatMulNBits": _refused("jq quantizes no weights to 4 bits in groups"),
@@ -235,37 +250,42 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "AdjustBiasScale": _only(True, None, why="a bias in 32 bits has the scale of its products"),
     "AdjustWeightScaleForInt32Bias": _refused("scales of weights come from the weights"),
     # Calibration
-    "CalibTensorRangeSymmetric": Option("must be as ActivationSymmetric", _range_symmetric),
+    "CalibTensorRangeSymmetric": Option("must equal ActivationSymmetric", _range_symmetric),
     "CalibMovingAverage": _switch("sets moving_average", "moving_average", {True: 0.01, False: None}),
     "CalibMovingAverageConstant": Option("sets moving_average", _moving_constant),
     "Percentile": _sets("percentile", number),
     "PercentileCandidates": _sets("percentiles", numbers),
     "LWPMetric": _sets("percentile_metric", word),
     "LWPUseHistogram": _only(True, why="errors are measured on histograms"),
-    "NumBins": Option("sets bins, and with MinMSE its histogram, where jq looks at values otherwise", _bins),
-    "MinMSEModePof2Scale": _only("All", None, why="the error is of all data, not of batches or of a part"),
-    "MinMSEModeFloatScale": _refused("jq's one search of float scales is WeightCalibrateMethod=MinMSE"),
+    "NumBins": Option(
+        "sets bins; with MinMSE it selects Quark's histogram, because jq otherwise uses the values themselves", _bins
+    ),
+    "MinMSEModePof2Scale": _only("All", None, why="jq always minimizes the error over all data"),
+    "MinMSEModeFloatScale": _refused("the only search for float scales is WeightCalibrateMethod=MinMSE"),
     "WeightCalibrateMethod": Option("sets weight_method, of float scales", _method_of_weights),
     "CalibDataSize": Option("use at most this many samples", _samples),
-    "UseRandomData": Option("calibrates on random data", _random),
-    "RandomDataReaderInputShape": Option("gives random data shapes, where the model leaves dims free", _random_shapes),
-    "RandomDataReaderInputDataRange": Option("makes random data uniform, within these bounds", _random_ranges),
-    "CalibPassthroughOpTypes": _refused("every tensor that is quantized is calibrated"),
-    "SaveAndRestore": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
-    "TensorsRangeFile": _refused("a file of ranges is not read; jq.calibrate has checkpoints of its own"),
+    "UseRandomData": Option("calibrates on random data, even if there are others", _random),
+    "RandomDataReaderInputShape": Option(
+        "sets the shapes of random data if the model leaves dims free", _random_shapes
+    ),
+    "RandomDataReaderInputDataRange": Option("draws random data uniformly between these bounds", _random_ranges),
+    "CalibPassthroughOpTypes": _refused("jq calibrates every tensor that it quantizes"),
+    "SaveAndRestore": Option(_RESTORED, _ranges_file),
+    "TensorsRangeFile": Option(_RESTORED, _ranges_file),
     "SaveTensorHistFig": _refused("the report of jq.compare draws the histogram of every tensor"),
+    "NumQuantizedBins": _sets("quantized_bins", count),
+    "Scenario": _refused("it is a parameter of Quark's float8, which has no calibration in jq"),
     "CalibOptimizeMem": _hint("memory does not grow with the data"),
+    "CalibOptimizeDisk": _hint("calibration keeps nothing in files"),
     "CalibWorkerNum": _hint("all cores compute"),
     "TmpDir": _hint("calibration keeps nothing in files"),
-    "QuantizationPreference": Option(
-        "no number depends on it: what it chooses for accuracy is always so here", _preference
-    ),
+    "QuantizationPreference": Option("no effect on the result: jq always prefers accuracy", _preference),
     # The graph
     "SimplifyModel": _noted(True, _SIMPLE),
     "SimplifyModelOptions": _refused(_SIMPLE),
     "SkipPreprocess": _noted(False, _SIMPLE),
     "RemoveInputInit": _hint("initializers are not inputs"),
-    "FoldBatchNorm": _noted(True, "BatchNormalization is folded wherever it can be"),
+    "FoldBatchNorm": _noted(True, "jq always folds BatchNormalization where it can"),
     "FuseInstanceNorm": _member("canonical", "instance_norm"),
     "FuseL2Norm": _member("canonical", "lp_norm"),
     "FuseGelu": _member("canonical", "gelu", "gelu_tanh"),
@@ -276,20 +296,23 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ConvertReduceMeanToGlobalAvgPool": _member("rewrites", "reduce_mean_to_pool"),
     "SplitLargeKernelPool": _member("rewrites", "split_large_pool"),
     "ConvertSplitToSlice": _member("rewrites", "split_to_slice"),
-    "ConvertClipToRelu": _noted(False, "a Clip stays one; the codes that it cuts at are the same"),
+    "ConvertClipToRelu": _noted(False, "a Clip stays a Clip; the codes are the same"),
     "ReplaceClip6Relu": _noted(False, "equalization goes through ReLU6 without replacing it"),
-    "ConvertOpsetVersion": Option("is the opset of the result", _opset),
-    "FixShapes": _read_by("_converted", "fixes shapes of inputs"),
+    "ConvertOpsetVersion": Option("sets the opset of the result", _opset),
+    "FixShapes": _read_together("fixes shapes of inputs"),
     "ShapeShifterYaml": _refused("a list of shapes is not read from a file; take FixShapes"),
     "PreprocessYAML": _refused("a list of passes is not read"),
     "FillAllValueInfo": _hint(_ALIKE),
     # Quantizers
     "AddQDQPairToWeight": _refused("weights are stored as the codes that they have"),
-    "MatMulToGemm": _noted(False, "it has no effect; jq quantizes MatMul as it is"),
+    "MatMulToGemm": _noted(False, "a MatMul with constant weights is quantized like a Gemm, and stays a MatMul"),
+    "UseQDQVitisCustomOps": _noted(
+        True, "files hold ONNX's own quantizers; quant_format=VitisQuantFormat.QDQ has the vendor's"
+    ),
     "DedicatedQDQPair": _noted(False, "readers of a tensor share its quantizer; the numbers are the same"),
     "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
     "EnableDualQuantNodePairs": _refused("a tensor has one format"),
-    "FoldRelu": _hint("a Relu that codes make superfluous stays; the numbers are the same"),
+    "FoldRelu": _hint("a Relu that the codes make redundant stays; the numbers are the same"),
     "RemoveQDQConvClip": _sets("fuse_activations", flag),
     "RemoveQDQConvRelu": _sets("fuse_activations", flag),
     "RemoveQDQConvLeakyRelu": _sets("fuse_activations", flag),
@@ -301,7 +324,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "RemoveFusedQDQ": _refused(_FUSED),
     # Forms of operators on the NPU, and its positions
     "ConvertLeakyReluToDPUVersion": _member("forms", "leaky_relu_alpha"),
-    "ConvertSigmoidToHardSigmoid": Option("makes HardSigmoid of Sigmoid, or keeps it", _hard_sigmoid),
+    "ConvertSigmoidToHardSigmoid": Option("replaces every Sigmoid by HardSigmoid, or none", _hard_sigmoid),
     "ConvertHardSigmoidToDPUVersion": _member("forms", "hard_sigmoid_factor"),
     "ConvertAvgPoolToDPUVersion": _member("forms", "average_pool_factor", "rectangular_pool_factor"),
     "ConvertReduceMeanToDPUVersion": _member("forms", "reduce_mean_factor"),
@@ -322,10 +345,10 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "AdjustHardSigmoid": _member("constraints", "hard_sigmoid"),
     "AdjustShiftSwish": _member("constraints", "shift_swish"),
     "NPULimitationCheck": _switch("False leaves no constraints", "constraints", {False: ()}),
-    "MaxLoopNum": _noted(5, "constraints are looked at until nothing changes"),
+    "MaxLoopNum": _noted(5, "constraints are applied until nothing changes"),
     # Accuracy recovery
     "BiasCorrection": _sets("bias_correction", flag),
-    "FastFinetune": _read_by("_finetune", "parameters, of the table below"),
+    "FastFinetune": _read_together("parameters, of the table below"),
     "CLESteps": _only(1, None, why=_FACTORS),
     "CLEBalanceMethod": _only("max", None, why=_FACTORS),
     "CLEWeightThreshold": _only(0.5, None, why=_FACTORS),
@@ -370,9 +393,9 @@ FIELDS: Mapping[str, Option] = {
     "specific_tensor_precision": _refused(_PER_TENSOR),
     "execution_providers": _hint("JAX computes, on the device that it finds"),
     "reduce_range": _refused("codes have all bits; XINT8's scales leave room by themselves"),
-    "use_external_data_format": _noted(False, _LARGE),
-    "convert_fp16_to_fp32": _read_by("_converted", "makes float16 tensors float32"),
-    "convert_nchw_to_nhwc": _read_by("_converted", "the result takes images in channels-last order, the data do not"),
+    "use_external_data_format": _read_together("writes weights to <name>.data beside the model"),
+    "convert_fp16_to_fp32": _read_together("makes float16 tensors float32"),
+    "convert_nchw_to_nhwc": _read_together("the result takes images in channels-last order, the data do not"),
     "include_sq": _refused("jq has no SmoothQuant; its equalization is include_cle"),
     "include_rotation": _refused("jq has no rotations"),
     "include_auto_mp": _refused(_MIXED),
@@ -389,15 +412,30 @@ FIELDS: Mapping[str, Option] = {
 _OWN: Mapping[str, Any] = {"adaround": AdaRound(), "adaquant": AdaQuant()}
 
 
+def tuning(
+    algorithm: str, usual: Mapping[str, Any], *, steps: int | None = None, rate: float | None = None
+) -> dict[str, Any]:
+    """Return the options of finetuning that stand for Quark's iterations and learning rate, of which some are `usual`.
+
+    >>> tuning("adaround", {"NumIterations": 1000}, steps=2000)["finetune_steps"] == 2 * AdaRound().steps
+    True
+    """
+    own, fields = _OWN[algorithm], dict[str, Any]()
+    if steps is not None:
+        fields["finetune_steps"] = max(1, round(own.steps * steps / usual["NumIterations"]))
+    if rate is not None:
+        fields["finetune_rate"] = own.learning_rate * (rate / usual["LearningRate"])
+    return fields
+
+
 def _steps(draft: Draft, name: str, value: Any) -> None:
-    steps = count(name, value)
-    if not steps:
+    if not count(name, value):
         raise ConfigError(f"{name}=0: expected at least 1")
-    draft["finetune_steps"] = max(1, round(_OWN[draft["finetune"]].steps * steps / draft.usual[name]))
+    draft.changes |= tuning(draft["finetune"], draft.usual, steps=value)
 
 
 def _rate(draft: Draft, name: str, value: Any) -> None:
-    draft["finetune_rate"] = _OWN[draft["finetune"]].learning_rate * (number(name, value) / draft.usual[name])
+    draft.changes |= tuning(draft["finetune"], draft.usual, rate=number(name, value))
 
 
 def _on_disk(draft: Draft, name: str, value: Any) -> None:
@@ -414,34 +452,34 @@ def _folder(draft: Draft, name: str, value: Any) -> None:
 _DEVICE = _noted("cpu", "JAX computes, on the device that it finds")
 
 FAST_FINETUNE: Mapping[str, Option] = {
-    "OptimAlgorithm": _read_by("_finetune", "sets finetune"),
-    "NumIterations": Option("sets finetune_steps: as many times jq's own number as it is Quark's", _steps),
-    "LearningRate": Option("sets finetune_rate: as many times jq's own as it is Quark's", _rate),
+    "OptimAlgorithm": _read_together("sets finetune"),
+    "NumIterations": Option("sets finetune_steps: jq's own number, times this over Quark's default", _steps),
+    "LearningRate": Option("sets finetune_rate: jq's own, times this over Quark's default", _rate),
     "BatchSize": _sets("finetune_batch", count),
     "FixedSeed": _sets("seed", count),
     "DropRatio": _only(1.0, why="layers are tuned on what the quantized network makes; finetune='block' mixes"),
-    "DataSize": _noted(None, "all data of calibration are used"),
+    "DataSize": _noted(None, "all calibration data are used"),
     "NumBatches": _only(1, why="a step sees one batch, or all data"),
-    "EarlyStop": _hint("the number of steps is small, and what does not lessen the error is not kept"),
-    "SelectiveUpdate": _hint("what does not lessen a layer's error is not kept"),
+    "EarlyStop": _hint("there are few steps, and changes that do not reduce the error are discarded"),
+    "SelectiveUpdate": _hint("changes that do not reduce a layer's error are discarded"),
     "UpdateBias": _noted(True, "biases are tuned with the weights"),
-    "RegParam": _only(0.01, why="the error counts relatively, so that one weight of the regularizer serves all layers"),
+    "RegParam": _only(0.01, why="the error is relative, so one weight of the regularizer serves all layers"),
     "BetaRange": _only((20, 2), [20, 2], why="the regularizer's exponent falls from 20 to 2"),
     "WarmStart": _only(0.2, why="the first fifth of the steps is without the regularizer"),
     "LRAdjust": _refused("steps are relative to a layer's scale and error"),
-    "OutputQDQ": _refused("the error is that of the sums, before they are rounded"),
+    "OutputQDQ": _refused("the error is measured on the sums, before they are rounded"),
     "TargetOpType": _only(
         FinetuneConfig().target_op_type, why="every layer with weights is tuned; exclude nodes from quantization"
     ),
     "OutputIndex": _only(0, None, why="layers are tuned to their own outputs"),
     "RefModelPath": _refused("the float model is the one that is quantized"),
-    "SelectMaxMemLayer": _refused("all layers are tuned"),
+    "SelectMaxMemLayer": _refused("jq tunes all layers"),
     "MemOptLevel": Option("2 keeps activations in files", _on_disk),
     "CacheDir": Option("the folder of these files", _folder),
     "OptimDevice": _DEVICE,
     "InferDevice": _DEVICE,
     "DynamicBatch": _hint("batches are of one size"),
-    "Parallel": _refused("a layer is tuned on what those before it make, tuned"),
+    "Parallel": _refused("each layer is tuned on the outputs of the tuned layers before it"),
     "LogPeriod": _hint("logging"),
     "NumWorkers": _hint("all cores compute"),
     "PinMemory": _hint("memory of a GPU"),

@@ -34,6 +34,8 @@ class Translation:
     format: Any = "qdq"
     opset: int | None = None
     spill: str | os.PathLike[str] | None = None
+    ranges_file: str | None = None  # where calibration is kept, and taken from
+    external: bool = False  # whether weights are stored in a file beside the model
     summary: bool = True  # whether to print what came of it
     notes: tuple[str, ...] = ()  # what is done otherwise than an option says
 
@@ -79,6 +81,8 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
         _FILES[settings.quant_format],
         draft.opset,
         draft.spill,
+        draft.ranges_file,
+        settings.use_external_data_format,
         settings.print_summary,
         tuple(draft.notes),
     )
@@ -155,7 +159,10 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
     scale, method = _known("calibrate_method", settings.calibrate_method, _METHODS)
     activation = _type("activation_type", settings.activation_type, extra)
     weight = _type("weight_type", settings.weight_type, extra)
-    power = scale == "power_of_two"
+    power, unheeded = scale == "power_of_two", list[str]()
+    if settings.enable_npu_cnn and not power and isinstance(settings.quant_format, ExtendedQuantFormat):
+        settings = dataclasses.replace(settings, enable_npu_cnn=False)
+        unheeded = [f"enable_npu_cnn=True has no effect with {settings.quant_format}, as in Quark"]
     if settings.enable_npu_cnn and not power:
         raise ConfigError(
             f"enable_npu_cnn=True with calibrate_method={settings.calibrate_method}: the NPU has scales that are powers "
@@ -168,6 +175,7 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
         )
     plain = isinstance(settings.quant_format, QuantFormat) and not settings.enable_npu_transformer
     draft = Draft(presets["XINT8" if settings.enable_npu_cnn else "INT8_CNN_DEFAULT" if plain else "A8W8"], graph)
+    draft.notes.extend(unheeded)
     integers = isinstance(activation, Integer) and isinstance(weight, Integer)
     signed = power or not isinstance(weight, Integer) or weight.signed
     draft.changes = {
@@ -280,12 +288,12 @@ def _finetune(given: Mapping[str, Any], draft: Draft, usual: Mapping[str, Any] |
     name = given.get("OptimAlgorithm", "adaround")
     check_choice("OptimAlgorithm", name, _PARAMS)
     draft["finetune"] = name
-    draft.usual = usual or {**_parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}
+    draft.usual = usual or {**parameters(algorithm.FinetuneConfig()), "UpdateBias": True, **_PARAMS[name]}
     asked = {k: v for k, v in given.items() if k not in draft.usual or v != draft.usual[k]}
     apply(FAST_FINETUNE, asked, draft, "FastFinetune")
 
 
-def _parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:
+def parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:
     """An algorithm's fields by the names that options have: num_iterations is NumIterations."""
     short = {"lr": "LR", "qdq": "QDQ", "gds": "GDS", "cle": "CLE"}
 
@@ -300,16 +308,18 @@ def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
     if len(tuned) > 1 or (tuned and draft["finetune"]):
         raise ConfigError("AdaRound and AdaQuant both: give one of them")
     for algo in algorithms:
+        if isinstance(algo, algorithm.AutoMixprecisionConfig):
+            continue  # a search over configs: `jq.compat.quark.mixed`
         if isinstance(algo, algorithm.CLEConfig):
-            apply(EXTRA_OPTIONS, _parameters(algo), draft, "CLEConfig")
+            apply(EXTRA_OPTIONS, parameters(algo), draft, "CLEConfig")
             draft["cle"] = True
         elif isinstance(algo, algorithm.BiasCorrectionConfig):
             draft["bias_correction"] = True
         elif isinstance(algo, algorithm.FinetuneConfig):
             kind = "adaquant" if isinstance(algo, algorithm.AdaQuantConfig) else "adaround"
-            _finetune({**_parameters(algo), "OptimAlgorithm": kind}, draft, _parameters(type(algo)()))
+            _finetune({**parameters(algo), "OptimAlgorithm": kind}, draft, parameters(type(algo)()))
         else:
             raise ConfigError(
-                f"{type(algo).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig and "
-                "AdaQuantConfig"
+                f"{type(algo).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig, "
+                "AdaQuantConfig and AutoMixprecisionConfig"
             )

@@ -25,6 +25,7 @@ from jq.graph import Graph
 from jq.graph.read import load
 from jq.graph.write import External, finished
 from jq.passes.opset import check_opset, with_opset
+from jq.readings.diagnosis import blames_model
 from jq.util import files
 
 __all__ = [
@@ -38,6 +39,7 @@ Form = Literal["cast", "qdq", "native"]
 _NARROW = {"fp16": FLOAT16, "bf16": BFLOAT16}
 
 
+@blames_model
 def convert(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph,
     output: str | os.PathLike[str] | None = None,
@@ -56,18 +58,19 @@ def convert(
 ) -> ModelProto:
     """Return the converted model, which onnx's checker accepts; write it to `output`, atomically.
 
-    Conversions happen in the order of the parameters: quantizers removed (`without_quantizers`), or their int8
-    activations made uint8 (`unsigned_activations`); another opset (`with_opset`); inputs of fixed shapes
-    (`fix_shapes`), in channels-last order (`nhwc_inputs`); and float tensors in another type.
+    Conversions happen in the order of the parameters: remove quantizers (`without_quantizers`), or turn their int8
+    activations into uint8 (`unsigned_activations`); change the opset (`with_opset`); fix the shapes of inputs
+    (`fix_shapes`); put inputs into channels-last order (`nhwc_inputs`); and change the type of float tensors.
 
-    `to="fp32"` takes float16 and bfloat16 out (`to_float32`). Of "fp16" and "bf16" there are three forms. "cast":
-    operators compute in float32 on tensors that Casts round, weights are stored in the type (`with_casts`);
-    onnxruntime runs both types. "qdq": the same with AMD Quark's quantizers (`with_quantizers`), which onnxruntime
-    runs only with Quark's library. "native": operators compute in the type (`to_narrow`); onnxruntime's CPU runs
-    float16, and of bfloat16 lacks kernels as those of Add and Relu (`jq.trace` runs it). ONNX allows bfloat16 for a Conv
-    from opset 22 on. `keep_io=False` makes inputs and outputs of the type, too. What is beyond the type is an error that
-    names the tensor: weights, and with `data` (what `jq.calibrate` takes) activations. `exclude` keeps nodes in
-    float32; `saturate` makes such weights the largest number, and the error on activations a warning.
+    `to="fp32"` removes float16 and bfloat16 (`to_float32`). "fp16" and "bf16" have three forms. In the form "cast",
+    operators compute in float32 on tensors that Casts round, and weights are stored in the type (`with_casts`);
+    onnxruntime runs both types. "qdq" does the same with AMD Quark's quantizers (`with_quantizers`), which onnxruntime
+    runs only with Quark's library. In the form "native", operators compute in the type (`to_narrow`): onnxruntime's CPU
+    runs float16, but lacks bfloat16 kernels such as those of Add and Relu (`jq.trace` runs them). ONNX allows bfloat16
+    for a Conv from opset 22 on. `keep_io=False` also changes the type of inputs and outputs. A weight beyond the type is an
+    error that names the tensor, and so is an activation if `data` is given (what `jq.calibrate` takes). `exclude` keeps
+    nodes in float32; `saturate` replaces such weights by the largest number, and turns the error on activations into a
+    warning.
 
     >>> import jq
     >>> model = jq.convert(jq.zoo.path("fashion_resnet"), to="fp16", form="native", shapes={"input": (1, 1, 28, 28)})

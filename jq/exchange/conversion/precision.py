@@ -205,7 +205,7 @@ class _Retyping:
 
     def graph(self, graph: Graph, outer: Mapping[str, Value]) -> Graph:
         """A graph, or a subgraph that reads tensors of the graphs around it, which have these types."""
-        captured = tuple(outer[name] for name in sorted(graph.captured()) if name in outer)
+        captured = tuple(outer[name] for name in sorted(graph.captured) if name in outer)
         types = {**outer, **graph.replace(inputs=(*graph.inputs, *captured)).values}
         nodes: list[Node] = []
         for value in graph.inputs:

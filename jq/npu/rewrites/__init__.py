@@ -13,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jq.npu.rewrites.activations import hard_swish_to_product, leaky_relu_alpha, sigmoid_to_hard_sigmoid
+from jq.npu.rewrites.activations import (
+    clip_to_relu,
+    hard_sigmoid_to_clip,
+    hard_swish_to_product,
+    leaky_relu_alpha,
+    sigmoid_to_hard_sigmoid,
+)
 from jq.npu.rewrites.batchnorm import batchnorm_to_conv, depthwise_to_dense
+from jq.npu.rewrites.concats import flat_concat
 from jq.npu.rewrites.edits import Applies, Rewrite, everywhere
 from jq.npu.rewrites.factors import (
     average_pool_factor,
@@ -22,8 +29,10 @@ from jq.npu.rewrites.factors import (
     rectangular_pool_factor,
     reduce_mean_factor,
 )
+from jq.npu.rewrites.pads import pad_by_ones, pad_to_pool
 from jq.npu.rewrites.pools import reduce_mean_to_flat_pool, reduce_mean_to_pool, split_large_pool
 from jq.npu.rewrites.products import dynamic_matmul_to_gemm, matmul_to_gemm
+from jq.npu.rewrites.resizes import resize_to_depth_to_space, resize_to_matmul
 from jq.npu.rewrites.shuffles import shuffle_to_conv, shuffle_to_weights
 from jq.npu.rewrites.splits import split_to_slice
 
@@ -39,6 +48,13 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
         "depthwise_to_dense": depthwise_to_dense,
         "shuffle_to_weights": shuffle_to_weights,
         "shuffle_to_conv": shuffle_to_conv,
+        "clip_to_relu": clip_to_relu,
+        "hard_sigmoid_to_clip": hard_sigmoid_to_clip,
+        "resize_to_matmul": resize_to_matmul,
+        "resize_to_depth_to_space": resize_to_depth_to_space,
+        "pad_to_pool": pad_to_pool,
+        "pad_by_ones": pad_by_ones,
+        "flat_concat": flat_concat,
         "hard_swish_to_product": hard_swish_to_product,
         "matmul_to_gemm": matmul_to_gemm,
         "dynamic_matmul_to_gemm": dynamic_matmul_to_gemm,
@@ -48,7 +64,11 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
 # Forms that change what an activation computes: the constraints are those of the operator that it becomes.
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
 # What keeps a network in one piece on the chip, and is made where the configuration asks for that.
-KEEPS_WHOLE = ("reduce_mean_to_flat_pool", "depthwise_to_dense", "shuffle_to_weights", "shuffle_to_conv")
+KEEPS_WHOLE = (
+    "reduce_mean_to_flat_pool", "depthwise_to_dense", "shuffle_to_weights", "shuffle_to_conv", "clip_to_relu",
+    "hard_sigmoid_to_clip", "resize_to_matmul", "resize_to_depth_to_space", "pad_to_pool", "pad_by_ones",
+    "flat_concat",
+)  # fmt: skip
 # What suits the chip and Quark does not do.
 NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor", *KEEPS_WHOLE)
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from jq.graph import Graph, Node
 from jq.graph.edit import fresh
 from jq.graph.schemas import attributes
-from jq.npu.facts import HARD_SIGMOID, leaky_slope
+from jq.graph.unused import remove_unused
+from jq.npu.facts import GATE_POSITION, HARD_SIGMOID, leaky_slope
 from jq.npu.rewrites.edits import Applies, candidates, everywhere, substitute
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def hard_swish_to_product(graph: Graph, applies: Applies = everywhere) -> Graph:
@@ -29,6 +34,55 @@ def hard_swish_to_product(graph: Graph, applies: Applies = everywhere) -> Graph:
         hard_sigmoid = Node("HardSigmoid", (source,), (gate,), dict(HARD_SIGMOID))
         nodes[node] = hard_sigmoid, Node("Mul", (source, gate), node.outputs, name=node.name)
     return substitute(graph, nodes)
+
+
+def clip_to_relu(graph: Graph, applies: Applies = everywhere) -> Graph:
+    """The graph with Relu for each Clip from zero that no number exceeds, of which the chip's compiler wants both bounds."""
+    nodes: dict[Node, Node | None] = {}
+    for node in candidates(graph, applies, "Clip"):
+        ends = [node.attrs.get(k) if graph.opset() < 11 else None for k in ("min", "max")]
+        names = (*node.inputs[1:3], "", "")[:2]
+        arrays = [graph.arrays.get(name) for name in names]
+        if any(n and (a is None or a.size != 1) for n, a in zip(names, arrays, strict=True)):
+            continue  # computed
+        low, high = (e if a is None else float(a.reshape(())) for e, a in zip(ends, arrays, strict=True))
+        if low == 0 and (high is None or high >= _LARGEST):
+            nodes[node] = node.replace(op_type="Relu", inputs=node.inputs[:1], attrs={})
+    return remove_unused(graph.edit(nodes)) if nodes else graph
+
+
+def hard_sigmoid_to_clip(graph: Graph, applies: Applies = everywhere) -> Graph:
+    """The graph with each HardSigmoid that alone reads a Conv or Gemm in its weights, and a Clip from zero to one behind.
+
+    The chip writes a HardSigmoid at a position of 7 at least, so the bound is the largest code there, 127/128.
+    """
+    taken = set(graph.tensors)
+    nodes: dict[Node, Node | None] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for node in candidates(graph, applies, "HardSigmoid"):
+        layer = graph.producer.get(node.inputs[0])
+        weight = None if layer is None or graph.sole_reader(node.inputs[0]) is not node else _weight(graph, layer)
+        if layer is None or weight is None or not applies(layer) or graph.opset() < 11:
+            continue
+        attrs, bias = attributes(graph, node), np.zeros(len(weight), weight.dtype)
+        bias = graph.params[layer.inputs[2]] if len(layer.inputs) > 2 and layer.inputs[2] else bias
+        names = [fresh(f"{node.label}_{part}", taken) for part in ("weight", "bias", "low", "high")]
+        scale = np.asarray(attrs["alpha"], weight.dtype)
+        shifted = (bias * scale + attrs["beta"]).astype(weight.dtype)
+        ends = (0, 1 - 2.0**-GATE_POSITION)
+        arrays |= dict(zip(names, (weight * scale, shifted, *(np.asarray(e, weight.dtype) for e in ends)), strict=True))
+        nodes[layer] = layer.replace(inputs=(layer.inputs[0], *names[:2]))
+        nodes[node] = node.replace(op_type="Clip", inputs=(node.inputs[0], *names[2:]), attrs={})
+    return remove_unused(graph.edit(nodes, arrays)) if nodes else graph
+
+
+def _weight(graph: Graph, layer: Node) -> np.ndarray | None:
+    """The weight of a Conv, or of a Gemm that is a product and a sum, whose bias is a constant; None of others."""
+    plain = all(layer.attrs.get(k, 1.0) == 1 for k in ("alpha", "beta"))
+    biased = len(layer.inputs) > 2 and layer.inputs[2]
+    fits = layer.op_type == "Conv" or (layer.op_type == "Gemm" and plain and biased)
+    known = not biased or layer.inputs[2] in graph.params
+    return graph.params.get(layer.inputs[1]) if fits and known and not layer.domain else None
 
 
 def leaky_relu_alpha(graph: Graph, applies: Applies = everywhere) -> Graph:

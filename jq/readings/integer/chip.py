@@ -23,6 +23,7 @@ from jq.npu.targets import ORT, Target, target_of
 from jq.ops.table import lookup
 from jq.readings.batches import chunked
 from jq.readings.data_shapes import finished, parted
+from jq.readings.diagnosis import blames_model
 from jq.readings.integer.explain import Explained, Log
 from jq.readings.integer.reading import Reading, centred
 from jq.readings.integer.recognition import recognize
@@ -34,6 +35,7 @@ from jq.util import cache
 Program = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
+@blames_model
 def load(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph,
     target: str | Target = "aie2_x1",
@@ -173,4 +175,5 @@ def _order(graph: Graph, reader: Node, tensor: str) -> tuple[int, ...] | None:
     entry = lookup(reader, graph.opset(reader.domain))
     if entry is None or entry.integer is None or not tensor:
         return None
-    return read_order(graph, reader, tensor, len(graph.values[tensor].shape or ()))
+    value = graph.values.get(tensor)
+    return None if value is None else read_order(graph, reader, tensor, len(value.shape or ()))

@@ -26,7 +26,7 @@ from jq.ops.integer.fixed import Fixed, Grid, Table, exact, wrapped
 from jq.ops.kinds import is_split
 from jq.ops.table import IntegerContext, Op, demanded, lookup
 from jq.readings.integer.recognition import rounded_grid
-from jq.readings.walk import Reader, Scope, evaluate, walk
+from jq.readings.walk import Reader, Scope, evaluate, locating, walk
 
 _LARGE = 1 << 33  # bytes of a tensor that is believed
 
@@ -137,10 +137,8 @@ class Reading:
         values = [scope.get(name) if name else None for name in node.inputs]
         if entry is None or not (is_pair(node) or any(map(_is_integer, values))):
             return None
-        try:
+        with locating(node, opset, values):
             result = self._integers(entry, node, opset, values, reader)
-        except Error as error:
-            raise type(error)(f"node {node.label!r} ({node.qualified}, opset {opset}): {error}") from error
         if result is NotImplemented:
             return None
         results = result if isinstance(result, tuple) else (result,)

@@ -108,6 +108,8 @@ def _check(graph: Graph, node: Node) -> None:
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.kind != "V":
             raise ModelError(f"{where} is of type {array.dtype}; it must be a float")
         values = array.astype(np.float32)
+        if not values.size:
+            raise ModelError(f"{where} has no values")
         if (wrong := values[~(np.isfinite(values) & (values > 0))]).size:
             raise ModelError(f"{where} is {wrong[0]:g}; it must be positive and finite")
         if zeros is not None and zeros.size not in (1, values.size):
@@ -200,9 +202,9 @@ def rounded_grid(graph: Graph, node: Node) -> Grid | None:
     scale, zero_point = (graph.arrays.get(name) for name in names)
     if scale is None or scale.size != 1:
         return None
-    kind = zero_point if zero_point is not None else graph.values[node.outputs[0]]
+    kind = zero_point if zero_point is not None else graph.values.get(node.outputs[0])
     zero = 0 if zero_point is None else int(zero_point.reshape(()))
-    codes = INTEGERS.get(str(kind.dtype))
+    codes = None if kind is None else INTEGERS.get(str(kind.dtype))
     return None if codes is None else Grid(exact(scale.reshape(())), zero, codes)
 
 
@@ -216,7 +218,11 @@ def _between(graph: Graph, node: Node, parts: Parts, taken: set[str], arrays: di
         axis = {"axis": _channels(op_type, node)} if several else {}
         yield Node("DequantizeLinear", tuple(n for n in (codes, scale, zero) if n), (operands[-1],), axis)
     for bias in filter(None, others):
-        x_scale, w_scale = (graph.arrays[t[1]] for t in triples)
+        x_scale, w_scale = (graph.arrays.get(t[1]) for t in triples)
+        if x_scale is None or w_scale is None or x_scale.size != 1:
+            raise ModelError(
+                f"node {node.label!r} ({node.qualified}) has a bias: its operands need constant scales, the first one"
+            )
         scale = fresh(f"{bias}_{node.outputs[0]}_scale", taken)
         arrays[scale] = np.asarray(x_scale.reshape(()) * w_scale, np.float32)
         operands.append(fresh(f"{bias}_{node.outputs[0]}", taken))

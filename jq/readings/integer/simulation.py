@@ -16,7 +16,7 @@ import numpy as np
 
 from jq.arithmetic.formats import Integer
 from jq.data.arrays import Sample
-from jq.data.sources import Source, open_source
+from jq.data.sources import Source, as_trained, open_source
 from jq.data.stream import Batch, Stream
 from jq.errors import ConfigError, DataError, ModelError
 from jq.ops.integer.fixed import Grid
@@ -75,7 +75,7 @@ def simulate(
     >>> results.log.unexplained, results.agreements[0].top1
     (0, 1.0)
     """
-    source = open_source(data, chip.graph.inputs, seed=seed).limited(limit)
+    source = open_source(as_trained(data, chip.graph.metadata), chip.graph.inputs, seed=seed).limited(limit)
     runner, logs, compared = _OnnxRuntime(chip, reading), list[Log](), list[list[Compared]]()
     with progress_bar("simulate", source.length) as advance, _Dump.to(dump, chip) as dumped:
         alone = dump is not None or runner.name != CPU  # devices take batches of one size
@@ -181,14 +181,14 @@ class _Dump:
             row = {"tensor": name, "file": path.name, "dtype": grid.grid.name, "shape": self.shapes[name]}
             rows.append(row | {"scale": float(grid.scale), "zero_point": grid.zero_point})
         manifest = {"target": self.chip.target.name, "tensors": rows}
-        (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        files.write(folder / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
 def _is_dump(folder: Path) -> bool:
     """Whether nothing is in a folder but what a manifest of ours lists."""
     try:
-        listed = {row["file"] for row in json.loads((folder / _MANIFEST).read_text())["tensors"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        listed = {row["file"] for row in files.document(folder / _MANIFEST)["tensors"]}
+    except (DataError, KeyError, TypeError):
         return False
     return {path.name for path in folder.iterdir()} <= listed | {_MANIFEST}
 

@@ -50,10 +50,10 @@ from jq.recovery.equalization.ranges import even_ranges
 def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None) -> Graph:
     """Return a prepared graph with equalized channels, which `config` rounds with less noise.
 
-    `data` is what `jq.calibrate` takes, and is read once; without it all channels are taken to be alike, and no Clip is
-    passed. The function stays, up to rounding of floats, except where Clips cut: channels reach their bound elsewhere.
-    The predicted noise is never worse; the graph itself is returned if nothing is better. `config.cle="nagel"` equalizes
-    ranges as in the paper, without data; `strict_quark` as Quark does.
+    `data` is what `jq.calibrate` takes, and is read once; without data all channels are assumed to be alike, and no Clip is
+    crossed. The function does not change, up to the rounding of floats, except where Clips cut: rescaled channels reach
+    their bound elsewhere. The predicted noise is never worse; if nothing is better, the graph itself is returned.
+    `config.cle="nagel"` equalizes ranges as in the paper, without data; `strict_quark` as Quark does.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")

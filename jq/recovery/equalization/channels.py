@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,11 +22,14 @@ from jq.data.sources import open_source
 from jq.data.stream import Stream
 from jq.graph import Graph
 from jq.ops.kinds import cuts
+from jq.readings.chain import Chain
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
 from jq.recovery.equalization.groups import Groups
 
-Sums = dict[str, dict[str, Any]]
+Sums = dict[str, Any]  # arrays by kind
+_KINDS = ("over", "beyond", "reach", "total", "squares", "active")
+_OF_CLIPS = ("over", "beyond")
 _ROWS = 8  # positions whose sums are kept apart
 
 
@@ -62,12 +65,17 @@ class Channels:
 def measure(graph: Graph, groups: Groups, data: Any, config: QuantConfig) -> dict[str, Channels]:
     """Return the statistics of all tensors with channels, but for what a Relu or Clip alone reads."""
     wanted = _wanted(graph, groups)
-    taps = {name: AnyOrder(functools.partial(_sums, bound)) for name, (bound, _) in wanted.items()}
-    fn, source = trace(graph, taps=taps), open_source(data, graph.inputs, seed=config.seed)
-    stream = Stream.of(source, config.batch, fn)
-    program = stream.folded(lambda params, sample: fn(params, sample)[1], _merged_all)
-    total = stream.total(program, pack(graph), functools.partial(_merged_all, maximum=np.maximum))
-    return {wanted[name][1]: _finished(sums) for name, sums in total.items()}
+    order = [name for name in (*(v.name for v in graph.inputs), *graph.producer) if name in wanted]
+    watcher = _SumWatcher(tuple((name, len(groups.channels[wanted[name][1]]), wanted[name][0]) for name in order))
+    source = open_source(data, graph.inputs, seed=config.seed)
+    stream = Stream.of(source, config.batch, trace(graph))
+    chain = Chain.of(graph, watcher, stream)
+    total = stream.total(chain, (pack(graph), {}), functools.partial(_merged_all, maximum=np.maximum), concurrent=True)
+    own: list[Sums] = []
+    for piece, sums in zip(chain.pieces, total, strict=True):
+        assert isinstance(piece.watcher, _SumWatcher)
+        own += piece.watcher.split(sums)
+    return {wanted[name][1]: _finished(sums) for name, sums in zip(order, own, strict=True)}
 
 
 def _wanted(graph: Graph, groups: Groups) -> dict[str, tuple[float | None, str]]:
@@ -82,8 +90,66 @@ def _wanted(graph: Graph, groups: Groups) -> dict[str, tuple[float | None, str]]
     return tensors
 
 
-def _sums(bound: float | None, value: Any) -> dict[str, jax.Array]:
-    """The sums of one sample; of a Clip's input, those of its output, but for the largest value.
+@dataclasses.dataclass(frozen=True)
+class _SumWatcher:
+    """Sums over samples of tensors, by kind, the tensors' channels behind each other."""
+
+    own: tuple[tuple[str, int, float | None], ...]  # tensors, their channels, and the bound of the Clip that reads them
+
+    lasting = True
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors, in the order of the network."""
+        return tuple(name for name, _, _ in self.own)
+
+    def within(self, names: Mapping[str, str]) -> _SumWatcher:
+        """The same of some tensors alone, by other names."""
+        return _SumWatcher(tuple((names[name], *self._by_tensor[name]) for name in names if name in self._by_tensor))
+
+    def tap(self, tensor: str, argument: Any) -> AnyOrder:
+        """The function from a tensor to its sums; from a Clip's input to those of its output, but for the largest value."""
+        return AnyOrder(functools.partial(_sums, self._by_tensor[tensor][1]))
+
+    def state(self, seen: Mapping[str, Sums]) -> Sums:
+        """The sums of a sample: behind each other, as what merges them is a kernel to compile for each array."""
+        own = {kind: [sums[kind] for sums in seen.values() if kind in sums] for kind in (*self._counts, "pixels")}
+        return {k: jnp.concatenate(v) for k, v in own.items()} | {"samples": jnp.float32(1)} if seen else {}
+
+    def none(self) -> Sums:
+        """The sums of no data."""
+        none = {kind: np.zeros(count, np.float32) for kind, count in self._counts.items()}
+        return none | {"pixels": np.zeros(len(self.own), np.float32), "samples": np.float32(0)} if self.own else {}
+
+    def merged(self, a: Sums, b: Sums) -> Sums:
+        """The sums of both's data."""
+        return _merged(a, b)
+
+    def split(self, sums: Sums) -> Iterator[Sums]:
+        """Yield the sums of each tensor."""
+        at = dict.fromkeys(_KINDS, 0)
+        for i, (_, count, bound) in enumerate(self.own):
+            kinds = [k for k in _KINDS if bound is not None or k not in _OF_CLIPS]
+            yield {k: sums[k][at[k] : at[k] + count] for k in kinds} | {
+                "pixels": sums["pixels"][i],
+                "samples": sums["samples"],
+            }
+            at |= {k: at[k] + count for k in kinds}
+
+    @functools.cached_property
+    def _by_tensor(self) -> dict[str, tuple[int, float | None]]:
+        return {name: (count, bound) for name, count, bound in self.own}
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """The channels of all tensors together, by kind."""
+        clipped = sum(count for _, count, bound in self.own if bound is not None)
+        counts = {k: clipped if k in _OF_CLIPS else sum(count for _, count, _ in self.own) for k in _KINDS}
+        return {k: count for k, count in counts.items() if count}
+
+
+def _sums(bound: float | None, value: Any) -> Sums:
+    """The sums of one sample.
 
     Some rows at a time are added up elementwise, and reduced last: XLA's reductions take two to four times as long.
     """
@@ -92,13 +158,13 @@ def _sums(bound: float | None, value: Any) -> dict[str, jax.Array]:
     rows = jnp.pad(rows, ((0, -len(rows) % _ROWS), (0, 0)))  # zeros change no sum
     pieces = rows.reshape(-1, _ROWS, x.shape[-1])
 
-    def add(sums: dict[str, jax.Array], piece: jax.Array) -> tuple[dict[str, jax.Array], None]:
+    def add(sums: Sums, piece: jax.Array) -> tuple[Sums, None]:
         return _merged(sums, _terms(bound, piece)), None
 
     none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), pieces[0]))
     by_row, _ = lax.scan(add, none, pieces)
     sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in by_row.items()}
-    return sums | {"pixels": jnp.float32(x.size / x.shape[-1]), "samples": jnp.float32(1)}
+    return sums | {"pixels": jnp.full(1, x.size / x.shape[-1], jnp.float32)}
 
 
 def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
@@ -113,12 +179,12 @@ def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
     return terms | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
 
 
-def _merged(a: Mapping[str, Any], b: Mapping[str, Any], maximum: Callable[..., Any] = jnp.maximum) -> dict[str, Any]:
+def _merged(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
     return {k: maximum(a[k], b[k]) if k == "reach" else a[k] + b[k] for k in a}
 
 
-def _merged_all(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
-    return {name: _merged(sums, b[name], maximum) for name, sums in a.items()}
+def _merged_all(a: list[Sums], b: list[Sums], maximum: Callable[..., Any]) -> list[Sums]:
+    return [_merged(x, y, maximum) for x, y in zip(a, b, strict=True)]
 
 
 def _finished(sums: Mapping[str, np.ndarray]) -> Channels:

@@ -67,17 +67,19 @@ def choose(noise: Noise, optimum: np.ndarray) -> np.ndarray:
     now = optimum.copy()
     values = {i: term(now) for i, (term, _) in enumerate(noise.terms)}
     for _ in range(_SWEEPS):
-        before = now
+        before = now.copy()
         for g, classes in members.items():
             least = sum(values[i] for i in of_group[g])
-            for z, preferred in _candidates(np.log2(now[classes])):
-                trial = now.copy()
-                trial[classes] = np.exp2(np.minimum(z, np.floor(limit[classes]) if preferred else limit[classes]))
-                tried = {i: noise.terms[i][0](trial) for i in of_group[g]}
+            best = now[classes]
+            for z, preferred in _candidates(np.log2(best)):
+                # In place: a copy of all factors for each trial takes a time that grows with the square of a network.
+                now[classes] = np.exp2(np.minimum(z, np.floor(limit[classes]) if preferred else limit[classes]))
+                tried = {i: noise.terms[i][0](now) for i in of_group[g]}
                 total = sum(tried.values())
                 if total < least * (1 + preferred * _AS_GOOD):
-                    now, least = trial, total
+                    best, least = now[classes], total
                     values |= tried
+            now[classes] = best
         if np.array_equal(now, before):
             break
     ones = np.ones_like(now)

@@ -96,7 +96,7 @@ class _Finder:
             if name in graph.arrays or value is None or value.shape is None or len(value.shape) < 2:
                 continue
             count = value.shape[1]
-            if value.dtype in (np.float32, np.float16, np.float64) and isinstance(count, int) and count > 0:
+            if value.dtype in (np.float32, np.float16, np.float64) and isinstance(count, int) and 0 < count <= _MANY:
                 self.channels[name] = np.arange(self.total, self.total + count)
                 self.total += count
         for value in interface:
@@ -284,6 +284,7 @@ def rewritten(graph: Graph, arrays: Mapping[Node, Mapping[int, np.ndarray | None
     return remove_unused(graph.edit(nodes, changed)) if changed else graph
 
 
+_MANY = 1 << 20  # channels of a tensor: more are an axis of something else
 _HOMOGENEOUS = frozenset({
     "Relu", "LeakyRelu", "PRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Dropout",
     "Pad", "ReduceMean", "ReduceMax", "ReduceSum", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Resize", "Upsample",

@@ -9,8 +9,11 @@ from typing import Any
 
 from onnx import ModelProto
 
-from jq.compat.quark.quantization.config.algorithm import AlgoConfig
+from jq.compat.quark.external import store_outside
+from jq.compat.quark.mixed import mixed
+from jq.compat.quark.quantization.config.algorithm import AlgoConfig, AutoMixprecisionConfig
 from jq.compat.quark.quantization.config.config import Config, QConfig
+from jq.compat.quark.restored import Restored
 from jq.compat.quark.translate import translate
 from jq.errors import ConfigError
 from jq.graph.read import load
@@ -52,6 +55,8 @@ class ModelQuantizer:
         if calibration_data_reader is not None and calibration_data_path is not None:
             raise ConfigError("calibration_data_reader and calibration_data_path both: give one of them")
         graph = load(model_input)
+        given = self.config.algo_config if isinstance(self.config, QConfig) else algorithms or ()
+        mixing = [a for a in given if isinstance(a, AutoMixprecisionConfig)]
         translation = translate(self.config, graph, algorithms or ())
         for note in translation.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
@@ -60,8 +65,16 @@ class ModelQuantizer:
         if translation.config.calibrates or translation.config.cle or translation.config.finetune:
             data = translation.inputs.sampled(data, translation.config.seed)
         model = model_input if translation.graph is None else translation.graph
-        written = {"format": translation.format, "opset": translation.opset, "spill": translation.spill}
-        result = quantize(model, data, translation.config, output=model_output, **written)
-        if translation.summary:
+        if mixing:
+            result = mixed(mixing[0], translation.config, load(model), data)
+            if model_output is not None:
+                files.write(model_output, result.model.SerializeToString())
+        else:
+            written = {"format": translation.format, "opset": translation.opset, "spill": translation.spill}
+            kept = None if translation.ranges_file is None else Restored(translation.ranges_file)
+            result = quantize(model, data, translation.config, output=model_output, measured=kept, **written)
+        if model_output is not None and translation.external:
+            store_outside(model_output)
+        if translation.summary and not mixing:
             print(result.report.summary())
         return result.model

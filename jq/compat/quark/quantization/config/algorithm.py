@@ -152,7 +152,11 @@ class QuarotConfig(AlgoConfig):
 
 @dataclasses.dataclass
 class AutoMixprecisionConfig(AlgoConfig):
-    """Not taken by a config: `jq.auto` chooses formats, and quantizing with this is a ConfigError that says so."""
+    """Layers of a 16-bit config in the target's 8 bits, until a threshold: by `jq.auto`, which widens what loses most.
+
+    Read are `target_layer_config`, `metric_threshold`, `metric_default` (kl or sqnr) and `metric_evaluate_fn`, a function of
+    a model; the other fields steer Quark's own search.
+    """
 
     name: ClassVar[str] = "auto_mixprecision"
 

@@ -19,7 +19,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     SystemExit: ...
     """
     cli.main(["evaluate", *(sys.argv[1:] if argv is None else argv)])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""`quark.onnx.operators`, whose library of operators jq does not need."""

@@ -1,0 +1,69 @@
+"""Calibration that is kept from run to run: `SaveAndRestore`, and `TensorsRangeFile`, its older name.
+
+The file is JSON that lists the range of every tensor, as Quark's does. Ranges alone do not say which scale loses least, so
+the statistics are kept beside it, with the equalized model that they are of: `ranges.json`, `ranges.safetensors` and
+`ranges.onnx`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+from jq.calibration.stats import Stats
+from jq.errors import ConfigError, DataError
+from jq.graph import Graph
+from jq.graph.read import load
+from jq.graph.write import save
+from jq.util import files
+
+_OWNER = "jq"  # the key of what Quark's file has not
+
+
+class Restored(MutableMapping[str, tuple[Graph, Stats | None]]):
+    """Measurements by what they depend on, of which the last are in files: what `jq.quantize` takes as `measured`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._known: dict[str, tuple[Graph, Stats | None]] = {}
+        if self._path.exists():
+            key = _key_in(self._path)
+            self._known[key] = (load(self._beside(".onnx")), Stats.load(self._beside(".safetensors")))
+
+    def _beside(self, suffix: str) -> Path:
+        return self._path.with_suffix(suffix)
+
+    def __getitem__(self, key: str) -> tuple[Graph, Stats | None]:
+        return self._known[key]
+
+    def __setitem__(self, key: str, measured: tuple[Graph, Stats | None]) -> None:
+        self._known[key] = measured
+        graph, stats = measured
+        if stats is not None:
+            save(graph, self._beside(".onnx"))
+            stats.save(self._beside(".safetensors"))
+            ranges = {tensor: stats.range(tensor) for tensor in stats.tensors}
+            files.write(self._path, json.dumps({"tensors_range": ranges, _OWNER: key}, indent=2))
+
+    def __delitem__(self, key: str) -> None:
+        del self._known[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _key_in(path: Path) -> str:
+    """Return what the measurements in a file depend on."""
+    try:
+        document = json.loads(path.read_bytes())
+        return str(document[_OWNER])
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{path} holds no calibration of jq's, which needs more than Quark's ranges; give the name of a new file"
+        ) from None

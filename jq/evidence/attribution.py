@@ -1,0 +1,267 @@
+"""Who did it: the error of every tensor in parts, and what each new part does to the outputs.
+
+For a tensor t, with x its values in the float model and y in the quantized one, c is what the float model computes of
+the quantized model's own inputs of t, and p what the quantized model has before it rounds. Then
+
+    y - x = (c - x) + (p - c) + (y - p)
+
+is what came in, what weights or another form of the operators add, and what rounding adds; where a constraint forbids a
+better exponent, the last is what that one would add and the rest. A part's share of the squared error is its product
+with y - x, so shares add up to 1.
+
+The float model with n = y - c added to each tensor is the quantized model; with s n, 0 <= s <= 1, it leads from one to
+the other. So the outputs' error E is the integral over s of J n, summed over tensors, J being the derivative of the
+outputs, and the product of E with each term is that tensor's share of E's square, exactly but for the quadrature: two
+steps of Gauss. All shares of a step come from one backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jq.arithmetic import layout
+from jq.arithmetic.numerics import power_of_two
+from jq.data.sources import Source
+from jq.data.stream import Stream, local_mesh
+from jq.evidence.layers import layer_of
+from jq.evidence.origins import PARTS, Attribution, LayerShare, Origin, summed
+from jq.evidence.report import TensorRow
+from jq.evidence.side_by_side import QUICKLY_COMPILED, Pair, Tensor, Total
+from jq.ops.linear import linear_layer
+from jq.plan import Plan, QParams
+from jq.readings.fake import as_planned
+from jq.readings.hooks import Hook, turned
+from jq.readings.packing import pack
+from jq.readings.tracing import AnyOrder, trace
+from jq.recovery.parts import blocks
+from jq.util.progress import log
+
+Array = Any
+
+_SAMPLES = 16  # shares hardly change with more
+_STEPS = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))  # of Gauss's quadrature between 0 and 1
+_MAP = 3  # dims from which on an output is a map, whose channels count alike
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Products:
+    """A sample to its products: [tensors, 2 + parts] for the tensors, [tensors, parts] for the outputs, and E's square."""
+
+    pair: Pair
+    tensors: tuple[Tensor, ...]
+    added: Mapping[str, str]  # the part that a tensor's nodes add before rounding: weights or form
+
+    def __call__(self, arguments: Any, sample: Mapping[str, Array], _: Array) -> tuple[Array, Array, Array]:
+        (params, theirs, plan), gains, qparams, better, weights = arguments
+        graph, plans = self.pair.original, self.pair.original_plan
+        names = {t.name: t for t in self.tensors}
+        fn = trace(as_planned(graph, plans), taps=dict.fromkeys(names, AnyOrder(layout.plain)))
+        own = Hook(plans, plans.fake_quant)
+        outputs, x = fn.quantized(params, own, sample)
+        y, before = self._quantized(theirs, plan, sample, gains, qparams)
+        computed: dict[str, Array] = {}
+
+        def forced(name: str, value: Any) -> Any:
+            value = plans.fake_quant(name, value) if name in plans else value
+            if name not in names:
+                return value
+            computed[name] = layout.plain(value)
+            return layout.mapped(lambda _: layout.arranged(y[name], value), value)
+
+        hooked = {*names, *plans}
+        fn.quantized(params, Hook(hooked, forced), sample)
+        parts = {k: self._parts(t, computed[k], before[k], y[k], gains, better) for k, t in names.items()}
+
+        def injected(dials: Array, step: Array) -> dict[str, Array]:
+            def changed(name: str, value: Any) -> Any:
+                value = plans.fake_quant(name, value) if name in plans else value
+                if name not in names:
+                    return value
+                index = list(names).index(name)
+
+                def shifted(v: Array) -> Array:
+                    for part, lost in enumerate(parts[name]):
+                        if lost is not None:
+                            own = layout.arranged(lost, value)
+                            v = turned(v + step * own, own, dials[index, part])
+                    return v
+
+                return layout.mapped(lambda v: shifted(jnp.asarray(v)), value)
+
+            made = fn.quantized(params, Hook(hooked, changed), sample)[0]
+            return {k: made[k] for k in weights}
+
+        errors = {k: y[k] - outputs[k] for k in weights}
+        pulls = {k: (errors[k] * weights[k]).astype(outputs[k].dtype) for k in weights}
+        dials = jnp.zeros((len(names), len(PARTS)))
+
+        def pulled(step: Array) -> Array:
+            return jax.vjp(lambda d: injected(d, step), dials)[1](pulls)[0]
+
+        # One after the other, so that a pass forwards and backwards is compiled once.
+        effects = jnp.mean(jax.lax.map(pulled, jnp.asarray(_STEPS, jnp.float32)), axis=0)
+        whole = sum(jnp.sum(errors[k] * pulls[k]) for k in weights)
+        shares = [self._shares(x[k], computed[k], y[k], parts[k]) for k in names]
+        return jnp.stack(shares), effects, jnp.asarray(whole)
+
+    def _quantized(
+        self, params: Any, plan: Plan, sample: Mapping[str, Array], gains: Any, qparams: Any
+    ) -> tuple[dict[str, Array], dict[str, Array | None]]:
+        """The tensors of the quantized model, and what they are before they are rounded, in the float model's scale."""
+        seen: dict[str, Array] = {}
+
+        def rounded(name: str, value: Any) -> Any:
+            seen[name] = layout.plain(value)
+            return plan.fake_quant(name, value)
+
+        graph = as_planned(self.pair.quantized, self.pair.plan)
+        fn = trace(graph, taps=dict.fromkeys((t.twin for t in self.tensors), AnyOrder(layout.plain)))
+        made = fn.quantized(params, Hook(self.pair.plan, rounded), sample)[1]
+        y, before = {}, dict[str, Array | None]()
+        for t in self.tensors:
+            value, gain = made[t.twin], _along(t, gains[t.name], made[t.twin])
+            if t.coded:
+                q = qparams[t.name]
+                y[t.name], before[t.name] = (value.astype(jnp.float32) - q.zero_point) * q.scale / gain, None
+            else:
+                y[t.name], before[t.name] = value / gain, seen.get(t.twin, value) / gain
+        return y, before
+
+    def _parts(
+        self, tensor: Tensor, computed: Array, before: Array | None, y: Array, gains: Any, better: Any
+    ) -> list[Array | None]:
+        """The new errors of a tensor by PARTS; None where there are none."""
+        before = y if before is None else before
+        made: dict[str, Array | None] = dict.fromkeys(PARTS)
+        made[self.added[tensor.name]] = before - computed
+        rounding = y - before
+        if tensor.name in better:
+            gain = _along(tensor, gains[tensor.name], y)
+            best = better[tensor.name].fake_quant(before * gain) / gain
+            made["constraint"], rounding = y - best, best - before
+        made["rounding"] = rounding if tensor.qparams is not None and not tensor.coded else None
+        return list(made.values())
+
+    def _shares(self, x: Array, computed: Array, y: Array, parts: Sequence[Array | None]) -> Array:
+        error = y - x
+        return jnp.stack([jnp.sum(error * v) if v is not None else 0.0 for v in (error, computed - x, *parts)])
+
+
+def attributed(
+    pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total], rows: Sequence[TensorRow], source: Source
+) -> tuple[dict[str, Origin], Attribution | None]:
+    """Return where the error of each activation comes from, and the outputs' by layers; nothing where that is not known.
+
+    `totals` and `rows` are of all samples: they say how channels are scaled, how large outputs are, and of which
+    tensors the exponent is one that only a constraint explains.
+    """
+    weights = _weights(pair, tensors, totals)
+    finite = all(np.isfinite(total.sums["values"]).all() for total in totals.values())
+    if not weights or not finite:
+        return {}, None
+    step = _Products(pair, tuple(tensors), {t.name: _added(pair, t, tensors) for t in tensors})
+    stream = Stream.of(source.limited(_SAMPLES), 1, trace(pair.original), trace(pair.quantized), mesh=local_mesh(1))
+    arguments = (
+        (pack(pair.original, mesh=stream.mesh), pack(pair.quantized, mesh=stream.mesh), pair.plan),
+        {k: total.gains.astype(np.float32) for k, total in totals.items()},
+        {t.name: t.qparams for t in tensors if t.qparams is not None},
+        _better(tensors, rows),
+        weights,
+    )
+    try:
+        shares, effects, whole = stream.rows(stream.each(step, QUICKLY_COMPILED), arguments, title="attribute")
+    except ValueError as error:  # JAX's for loops whose length depends on data, which have no gradients
+        log.info("errors are not attributed: %s", error)
+        return {}, None
+    shares, effects = shares.sum(0, dtype=np.float64), effects.sum(0, dtype=np.float64)
+    total, count = float(whole.sum(dtype=np.float64)), len(whole)
+    if not total > 0 or not np.isfinite(effects).all():
+        return {}, None
+    origins = {}
+    for t, (power, upstream, *parts), effect in zip(tensors, shares, effects / total, strict=True):
+        if power > 0:
+            origins[t.name] = Origin(
+                float(upstream / power),
+                dict(zip(PARTS, (float(p / power) for p in parts), strict=True)),
+                dict(zip(PARTS, map(float, effect), strict=True)),
+            )
+    layers = _layers(pair, tensors, origins)
+    return origins, Attribution(layers, count, _blocks(pair, layers))
+
+
+def _along(tensor: Tensor, gain: Array, value: Array) -> Array:
+    """The factors of a tensor's channels as they broadcast against it."""
+    return gain.reshape([-1 if i == 1 else 1 for i in range(value.ndim)]) if tensor.channels > 1 else gain.reshape(())
+
+
+def _weights(pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total]) -> dict[str, np.ndarray]:
+    """The weight of the squared error of each output: one over its power or, of a map, over that of each channel."""
+    made = {}
+    for t in (t for t in tensors if t.name in pair.original.output_names):
+        power = totals[t.name].sums["channels"][0]
+        value = pair.original.values.get(t.name)
+        rank = len(value.shape) if value is not None and value.shape is not None else 0
+        if rank >= _MAP and t.channels > 1:
+            least = power.max() * 1e-6  # a channel of zeros
+            weight = (1 / np.maximum(power, least)).reshape([-1 if i == 1 else 1 for i in range(rank)]) / power.size
+        else:
+            weight = np.array(1 / power.sum())
+        if power.sum() > 0:
+            made[t.name] = weight.astype(np.float32)
+    return made
+
+
+def _better(tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, QParams]:
+    """The qparams that a tensor would have but for a constraint."""
+    exponents = {
+        r.tensor: r.error.better for r in rows if r.kind == "activation" and r.error is not None and r.error.forbidden
+    }
+    return {
+        t.name: dataclasses.replace(t.qparams, scale=power_of_two(exponent))
+        for t in tensors
+        if (exponent := exponents.get(t.name)) is not None and t.qparams is not None
+    }
+
+
+def _added(pair: Pair, tensor: Tensor, tensors: Sequence[Tensor]) -> str:
+    """The part that the quantized model's nodes between a tensor and those before it add."""
+    known, pending = {t.twin for t in tensors}, [tensor.twin]
+    while pending:
+        node = pair.quantized.producer.get(pending.pop())
+        if node is None:
+            continue
+        if any(name in pair.quantized.params and (name in pair.plan.weights or linear_layer(pair.quantized, node))
+               for name in node.inputs):  # fmt: skip
+            return "weights"
+        pending += [name for name in node.reads() if name not in known]
+    return "form"
+
+
+def _layers(pair: Pair, tensors: Sequence[Tensor], origins: Mapping[str, Origin]) -> tuple[LayerShare, ...]:
+    """The layers with the effects of their tensors, the largest first."""
+    graph, grouped = pair.quantized, dict[tuple[str, str], list[Tensor]]()
+    for t in (t for t in tensors if t.name in origins):
+        node = graph.producer.get(t.twin)
+        layer = None if node is None else layer_of(graph, pair.plan, node)
+        grouped.setdefault((t.name, "input") if layer is None else (layer.label, layer.op_type), []).append(t)
+    layers = []
+    for (name, op), members in grouped.items():
+        effects = {part: sum(origins[t.name].effects[part] for t in members) for part in PARTS}
+        layers.append(LayerShare(name, op, tuple(t.name for t in members), effects))
+    return tuple(sorted(layers, key=lambda layer: -layer.effect))
+
+
+def _blocks(pair: Pair, layers: Sequence[LayerShare]) -> tuple[LayerShare, ...]:
+    """The blocks with the effects of their layers, the largest first."""
+    known, grouped = blocks(pair.quantized, pair.plan), dict[str, list[LayerShare]]()
+    for layer in layers:
+        grouped.setdefault(known.get(layer.name, layer.name), []).append(layer)
+    made = (summed(name, "block", members) for name, members in grouped.items())
+    return tuple(sorted(made, key=lambda block: -block.effect))
