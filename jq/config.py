@@ -14,8 +14,11 @@ from jq.arithmetic.formats import (
     BFLOAT16,
     BLOCKS,
     FLOAT16,
+    INT2,
+    INT4,
     INT8,
     INT16,
+    UINT4,
     UINT8,
     UINT16,
     Block,
@@ -41,7 +44,7 @@ Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
 STAGES = (  # of finetuning
-    "bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network",
+    "bias", "adaround", "adaround_only", "descent", "adaquant", "gptq", "gpfq", "flexround", "block", "network",
 )  # fmt: skip
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
@@ -91,11 +94,20 @@ class QuantConfig:
         local=True,
     )
     activation: Format = field(UINT8, "format of activations", local=True, **_FORMAT)
-    symmetric: bool = field(True, "whether the codes of activations are symmetric around zero", local=True)
+    symmetric: bool = field(
+        True,
+        "whether the codes of activations are symmetric around zero; False with powers of two, which needs constraints=(), "
+        "gives all codes to the positive values of tensors that have no others",
+        local=True,
+    )
     weight: Format = field(INT8, "format of weights", local=True, **_FORMAT)
     weight_symmetric: bool = field(True, "whether the codes of weights are symmetric around zero", local=True)
     weight_method: Literal["minmse"] | WeightMethod = field("minmse", "how the scales of weights are found", local=True)
-    per_channel: bool = field(False, "one scale for each output channel of a weight; needs float scales", local=True)
+    per_channel: bool = field(
+        False,
+        "one scale for each output channel of a weight; needs float scales, or constraints=(), as the NPU has one per tensor",
+        local=True,
+    )
     bias: Bias = field(
         "weight",
         "how biases are quantized: weight, like a weight with a scale of its own; int32, at the scale of the products; float, not "
@@ -123,6 +135,11 @@ class QuantConfig:
         (),
         "different options for some nodes, selected by name, pattern or operator",
         needs="{node or operator: {option: value}}",
+    )
+    end_bits: Literal[8, 16] | None = field(
+        None,
+        "bits of the weights of the first and the last layers, of the activations that they read and of the outputs, where these "
+        "would have fewer",
     )
     weights_only: bool = field(False, "quantize weights and leave activations in float")
     dynamic: bool = field(False, "compute the scales of activations while the model runs, from its own data")
@@ -185,12 +202,17 @@ class QuantConfig:
     finetune: str | None = field(
         None,
         "stages of finetuning, joined by +. Layer by layer: bias tunes biases; adaround runs AdaRound and then coordinate "
-        "descent, which adaround_only and descent run alone; adaquant moves weights to any code; own:name runs a rounding of "
-        "your own (see `jq.finetune`). Block by block: block tunes weights, biases and the exponents of activations. All at "
-        "once: network",
+        "descent, which adaround_only and descent run alone; adaquant moves weights to any code; gptq, gpfq and flexround are the "
+        "roundings of these papers; own:name runs a rounding of your own (see `jq.finetune`). Block by block: block tunes "
+        "weights, biases and the exponents of activations. All at once: network",
         among=STAGES,
         valid=_is_stages,
         needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
+    )
+    tune_weight_exponents: bool = field(
+        False,
+        "let finetuning choose the powers of two of weights: stages of layers take, of three neighbours, the one that the layer "
+        "loses least with; the others learn them together with the weights",
     )
     finetune_steps: int | None = field(None, "steps for each unit; None uses the method's own number", least=1)
     finetune_rate: float | None = field(
@@ -252,9 +274,12 @@ class QuantConfig:
         pot, float_scales = "scale='power_of_two'; got scale='float'", "scale='float'; got scale='power_of_two'"
         for broken, needs in (
             (floats and self.method in POWER_OF_TWO_METHODS, f"method={self.method!r} needs {pot}; take one of {methods}"),
-            (not floats and self.per_channel, f"per_channel needs {float_scales}, of which the NPU has one per tensor"),
-            (not floats and not self.symmetric, f"symmetric=False needs {float_scales}; take symmetric=True"),
-            (not floats and not self.weight_symmetric, f"weight_symmetric=False needs {float_scales}; take True"),
+            (not floats and self.per_channel and self.constraints,
+             f"per_channel needs {float_scales}, of which the NPU has one per tensor; for research, constraints=()"),
+            (not floats and not self.symmetric and (self.constraints or self.method != "minmse"),
+             f"symmetric=False needs {float_scales}; take symmetric=True, or constraints=() and method='minmse'"),
+            (not floats and not self.weight_symmetric and self.constraints,
+             f"weight_symmetric=False needs {float_scales}; take True, or constraints=() for all codes of the type"),
             (floats and self.constraints, f"constraints needs {pot}; take constraints=()"),
             (self.bias == "int32" and not integers, "bias='int32' needs integer activations and weights; got "
              f"{self.activation} and {self.weight}; take bias='weight'"),
@@ -277,6 +302,19 @@ class QuantConfig:
     def activation_grid(self) -> Integer:
         """The codes that activations use, where they are integers."""
         return _grid("activation", self.activation, self.symmetric)
+
+    @property
+    def one_sided_grid(self) -> Integer | None:
+        """The codes of tensors without negative values, as the positive half of a grid, where they have their own."""
+        if self.scale == "float" or self.symmetric or not isinstance(self.activation, Integer):
+            return None
+        reach = self.activation.qmax - self.activation.qmin
+        return Integer(self.activation.bits + 1, True, -reach - 1, reach)
+
+    @property
+    def measured_grid(self) -> Integer:
+        """The codes whose errors calibration measures."""
+        return self.one_sided_grid or self.activation_grid
 
     @property
     def weight_grid(self) -> Integer:
@@ -323,6 +361,16 @@ class QuantConfig:
         rows = [(name, own[name], default[name]) for name in (*changed, *(n for n in own if n not in changed))]
         title = f"QuantConfig: {len(changed)} options are not the default"
         return markup.preview(title, ("option", "value", "default"), rows)
+
+    def at_ends(self) -> QuantConfig:
+        """The options of the first and the last layers."""
+        bits = self.end_bits or 0
+
+        def widened(format: Format) -> Format:
+            narrow = isinstance(format, Integer) and format.bits < bits
+            return format_named(f"{'' if format.signed else 'u'}int{bits}") if narrow else format
+
+        return self.replace(weight=widened(self.weight), activation=widened(self.activation))
 
     def replace(self, **changes: Any) -> QuantConfig:
         """A copy with some options changed; an unknown one is a ConfigError."""
@@ -408,6 +456,8 @@ _FLOAT = _XINT8.replace(  # float scales, biases at the scale of the products, n
 _PLAIN = {"op_types": CNN_OPS, "rewrites": ("hard_swish_to_product",)}  # of onnxruntime's own scheme, for 8 bits
 _ASYMMETRIC = _FLOAT.replace(activation=UINT8, symmetric=False, method="percentile", **_PLAIN)
 _WIDE = _FLOAT.replace(activation=UINT16, symmetric=False, method="percentile")
+# Low bits, for research: powers of two that no NPU takes. Zero points stay in the middle, biases are exact.
+_LOW = _XINT8.replace(weight=INT4, bias="int32", per_channel=True, end_bits=8, forms=(), constraints=())
 _ACCURATE = {"percentile": 99.9999, "finetune": "adaround"}
 _BASES = {
     "XINT8": _XINT8,
@@ -432,6 +482,9 @@ _PRESETS = {
         for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
     },
     "XINT8_ACCURATE": _XINT8.replace(finetune="adaround+block"),
+    "W4A8": _LOW,
+    "W4A4": _LOW.replace(activation=UINT4, symmetric=False),
+    "W2A4": _LOW.replace(weight=INT2, weight_symmetric=False, activation=UINT4, symmetric=False),
     "VINT8": _XINT8.replace(
         activation=INT8,
         rewrites=("batchnorm_to_conv", "split_to_slice"),

@@ -175,7 +175,7 @@ Measured = MutableMapping[str, tuple[Graph, Stats | None]]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
     "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",
-    "finetune_batch", "finetune_drop",
+    "finetune_batch", "finetune_drop", "tune_weight_exponents",
 )  # fmt: skip
 
 

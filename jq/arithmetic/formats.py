@@ -37,8 +37,8 @@ class Integer:
 
     @property
     def dtype(self) -> np.dtype:
-        """The numpy type that stores it."""
-        return np.dtype(self.name)  # ml_dtypes registers the names that numpy lacks
+        """The numpy type that stores it: codes of 2 bits are stored in 4, the least that runtimes read."""
+        return np.dtype(f"{'' if self.signed else 'u'}int{max(self.bits, 4)}")  # ml_dtypes has what numpy lacks
 
     @property
     def narrow(self) -> Integer:
@@ -157,6 +157,7 @@ def _microexponents(name: str, bits: int) -> Block:
     return Block(name, "bfp_prime", 16, magnitude(bits), sub_size=2, shift_bits=1, flushes=True, poisons=True)
 
 
+INT2 = Integer(2, True, -2, 1)
 INT4 = Integer(4, True, -8, 7)
 UINT4 = Integer(4, False, 0, 15)
 INT8 = Integer(8, True, -128, 127)
@@ -177,7 +178,7 @@ MXFP6E3M2 = Block("mxfp6e3m2", "mx", 32, ELEMENTS["fp6_e3m2"])
 MXFP6E2M3 = Block("mxfp6e2m3", "mx", 32, ELEMENTS["fp6_e2m3"])
 MXFP4E2M1 = Block("mxfp4e2m1", "mx", 32, ELEMENTS["fp4_e2m1"])
 
-INTEGERS = {f.name: f for f in (INT4, UINT4, INT8, UINT8, INT16, UINT16, INT32)}
+INTEGERS = {f.name: f for f in (INT2, INT4, UINT4, INT8, UINT8, INT16, UINT16, INT32)}
 FLOATS = {f.name: f for f in (BFLOAT16, FLOAT16)}
 BLOCKS = {
     f.name: f for f in (BFP16, MX9, MX6, MX4, MXINT8, MXFP8E5M2, MXFP8E4M3, MXFP6E3M2, MXFP6E2M3, MXFP4E2M1)

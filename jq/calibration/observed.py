@@ -130,7 +130,7 @@ def observers_of(
         room = _ROOM if again else _ROOM_ONCE
         count = len(MINMSE) + room
         parts = count if config.error_parts else 1
-        observers["errors"] = ErrorTable(grid=config.activation_grid, candidates=count, parts=parts)
+        observers["errors"] = ErrorTable(grid=config.measured_grid, candidates=count, parts=parts)
         return observers
     observers |= {"range": Range(), "moments": Moments()}
     if config.method not in ("nonoverflow", "minmax"):

@@ -51,6 +51,8 @@ def sentence(config: QuantConfig) -> str:
         scales = "power-of-two scales" if config.scale == "power_of_two" else "float scales"
         zeros = "" if config.symmetric and config.weight_symmetric else ", zero points"
         parts = [f"{config.activation} activations, {config.weight} weights, {scales}{zeros}"]
+        parts += ["one scale per channel"] if config.per_channel else []
+        parts += [f"{config.end_bits} bits at both ends"] if config.end_bits else []
         parts += ["equalized"] if config.cle else []
     parts += [f"finetuned by {config.finetune}"] if config.finetune else []
     return ", ".join(parts)
@@ -65,7 +67,8 @@ def chip(config: QuantConfig) -> str:
     if isinstance(config.activation, Float):
         return "NPU (stx, krk) for BF16" if config.activation.name.startswith("bf") else "CPU, GPU"
     if config.scale == "power_of_two":
-        return "NPU (phx, hpt, stx, krk)" if config.constraints else "DPU"
+        narrow = min(config.activation.bits, getattr(config.weight, "bits", 8)) < 8
+        return "none: for research" if narrow else "NPU (phx, hpt, stx, krk)" if config.constraints else "DPU"
     return "NPU (stx, krk), CPU" if config.activation.bits >= 8 else "CPU"
 
 

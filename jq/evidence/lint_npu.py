@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.evidence.lint_rules import Found, Rule, Severity, counted, grouped, listed, rule
 from jq.graph import Graph, Node, Value
@@ -70,6 +71,20 @@ def _advice(graph: Graph, config: QuantConfig, op: str, nodes: Sequence[Node], r
         return "note", "its reference code has this form (1/6, 0.5), so look where the compiler puts it"
     listed = f"; listed for {', '.join(NPU_FORMATS[op])}" if op in NPU_FORMATS else ""
     return "warning", f"expect the CPU to run it and a transfer each way{listed}"
+
+
+@_rule("research-format")
+def _research_format(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+    """Formats that are there to be compared in research: no document of the NPU has them."""
+    formats = {"activation": config.activation, "weight": config.weight}
+    parts = [f"{role} in {f}" for role, f in formats.items() if isinstance(f, Integer) and f.bits < 8]
+    if config.scale == "power_of_two" and config.per_channel:
+        parts.append("one power of two for each channel")
+    if parts:
+        text = (
+            f"{', '.join(parts)}: no NPU of the family runs this model; it is for research; ship XINT8, A8W8 or A16W8"
+        )
+        yield Found("config", text)
 
 
 @_rule("leaky-slope")

@@ -21,7 +21,7 @@ from jq.plan.forms import forms_of
 from jq.plan.outputs import coarse_outputs
 from jq.plan.placement import place, shared
 from jq.plan.scales import activation_qparams, calibrated, weight_qparams
-from jq.plan.selection import literal, selected
+from jq.plan.selection import end_tensors, literal, selected
 
 _ONE, _ZERO = np.float32(1), np.int32(0)
 
@@ -105,7 +105,7 @@ def _activations(
     graph: Graph, stats: Stats | None, config: QuantConfig, nodes: Mapping[str, Node]
 ) -> dict[str, QParams]:
     qparams: dict[str, QParams] = {}
-    for options, names in _by_options(config, nodes).items():
+    for options, names in _by_options(graph, config, nodes).items():
         grid = options.activation
         if not isinstance(grid, Integer):
             qparams |= _casts(graph, grid, {k: _reader(graph, k) for k in names})
@@ -155,7 +155,7 @@ def _weights(
     graph: Graph, config: QuantConfig, nodes: Mapping[str, Node], arrays: Mapping[str, Any]
 ) -> dict[str, QParams]:
     qparams: dict[str, QParams] = {}
-    for options, names in _by_options(config, nodes).items():
+    for options, names in _by_options(graph, config, nodes).items():
         if isinstance(options.weight, Integer):
             for name in names:
                 check_weight(name, arrays[name], nodes[name])
@@ -170,11 +170,13 @@ def _reader(graph: Graph, tensor: str) -> Node:
     return next(iter(graph.consumers.get(tensor, ())), None) or graph.producer[tensor]
 
 
-def _by_options(config: QuantConfig, nodes: Mapping[str, Node]) -> dict[QuantConfig, list[str]]:
+def _by_options(graph: Graph, config: QuantConfig, nodes: Mapping[str, Node]) -> dict[QuantConfig, list[str]]:
     """Tensors that have the same options, which those of their nodes are."""
     tensors: dict[QuantConfig, list[str]] = {}
+    ends = end_tensors(graph, config)
     for tensor, node in nodes.items():
-        tensors.setdefault(config.of(node), []).append(tensor)
+        options = config.of(node)
+        tensors.setdefault(options.at_ends() if tensor in ends else options, []).append(tensor)
     return tensors
 
 

@@ -83,13 +83,16 @@ def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
     if config.method == "minmse_hist":
         exponent = _histogram_exponent(stats.histogram(tensor), *stats.range(tensor), config.activation_grid)
         return _power_of_two(exponent, config)
-    if stats.config.activation_grid != config.activation_grid:
-        return _power_of_two(_regridded_exponent(stats, tensor, config.activation_grid), config)
+    one_sided = config.one_sided_grid if stats.range(tensor)[0] >= 0 else None
+    grid = one_sided or config.activation_grid
+    zero_point = config.activation.qmin if one_sided and isinstance(config.activation, Integer) else grid.middle
+    if stats.config.measured_grid != grid:
+        return _power_of_two(_regridded_exponent(stats, tensor, grid), config, zero_point)
     best = _exponent_behind(stats, tensor)
     best = stats.best_exponent(tensor) if best is None else best
     if best is None:
         raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
-    return _power_of_two(best, config)
+    return _power_of_two(best, config, zero_point)
 
 
 def _exponent_behind(stats: Stats, tensor: str) -> int | None:
@@ -112,7 +115,7 @@ def _regridded_exponent(stats: Stats, tensor: str, grid: Integer) -> int:
     Saturation depends on the reach of the codes alone, and rounding, where nothing saturates, on the square of the
     step. Both are known of the coarsest candidate, and so of the others and of any number of codes.
     """
-    table, measured = stats.errors(tensor), stats.config.activation_grid
+    table, measured = stats.errors(tensor), stats.config.measured_grid
     exponent, total, codes = table["exponent"], table["total"], measured.qmax - measured.middle
     finer = round(math.log2((grid.qmax - grid.middle + 1) / (codes + 1)))
     rounding = (total[0] - table["clipped"][0]) * 4.0 ** (exponent - exponent[0])
@@ -161,9 +164,10 @@ def _from_range(low: float, high: float, config: QuantConfig) -> QParams:
     return QParams(scale, zero_point.astype(np.int32), config.activation)
 
 
-def _power_of_two(exponent: Any, config: QuantConfig) -> QParams:
+def _power_of_two(exponent: Any, config: QuantConfig, zero_point: int | None = None) -> QParams:
     # At run time values saturate at the ends of the type; only scales are searched on the symmetric grid.
-    return QParams(power_of_two(exponent), np.int32(config.activation_grid.middle), config.activation)
+    zero_point = config.activation_grid.middle if zero_point is None else zero_point
+    return QParams(power_of_two(exponent), np.int32(zero_point), config.activation)
 
 
 def _histogram_exponent(histogram: Histogram, low: float, high: float, grid: Integer) -> int:
@@ -192,11 +196,13 @@ def weight_qparams(
         if not np.isfinite(array).all():
             raise ModelError(f"weight {name!r} holds NaN or Inf")
     grid, symmetric = config.weight_grid, config.weight_symmetric
+    axes = channel_axes(graph) if config.per_channel else {}
     if config.weight_method == "minmse":
+        if axes:
+            return {k: _by_channel(array, axes.get(k), grid) for k, array in arrays.items()}
         exponents = minmse_exponents(list(arrays.values()), grid)
         best = dict(zip(arrays, exponents, strict=True))
         return {k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in best.items()}
-    axes = channel_axes(graph) if config.per_channel else {}
     qparams = {}
     for name, array in arrays.items():
         low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=symmetric)
@@ -206,6 +212,18 @@ def weight_qparams(
         scale, zero_point = ranges.scale_zero_point(low, high, grid, symmetric=symmetric)
         qparams[name] = QParams(scale, zero_point.astype(np.int32), grid, axes.get(name))
     return qparams
+
+
+def _by_channel(array: np.ndarray, axis: int | None, grid: Integer) -> QParams:
+    """A weight's power of two of least squared error, one for each channel along an axis, if it has one."""
+    rows = np.moveaxis(array, axis or 0, 0).reshape(1 if axis is None else array.shape[axis], -1)
+    reach = np.abs(rows).max(1, initial=0)
+    exponents = minmse_candidates(-reach, reach, grid)
+    least, most = grid.qmin - grid.middle, grid.qmax - grid.middle
+    errors = [residual(rows * power_of_two(-e)[:, None], least, most) for e in exponents.T]
+    best = least_squares(exponents, np.stack([np.square(e, dtype=np.float64).sum(1) for e in errors], 1))
+    scale, zero = power_of_two(best), np.zeros(best.shape, np.int32)
+    return QParams(scale[0], zero[0], grid) if axis is None else QParams(scale, zero, grid, axis)
 
 
 def channel_axes(graph: Graph) -> dict[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from jq.config import QuantConfig
 from jq.errors import ConfigError, suggest
 from jq.graph import Graph, Node
+from jq.ops.linear import is_linear
 from jq.plan.heads import Head, heads
 from jq.readings.data_shapes import untraceable
 
@@ -31,6 +32,26 @@ def selected(graph: Graph, config: QuantConfig) -> frozenset[str]:
 def float_heads(graph: Graph, config: QuantConfig) -> tuple[Head, ...]:
     """Return the heads that a config leaves in float."""
     return heads(graph) if config.head == "float" and config.calibrates and not config.strict_quark else ()
+
+
+def end_tensors(graph: Graph, config: QuantConfig) -> frozenset[str]:
+    """Return what the first and the last layers read, and the outputs, if a config has other formats for these.
+
+    A first layer has no layer on one of its ways from the inputs of the graph, a last one none on one to the outputs.
+    """
+    if config.end_bits is None:
+        return frozenset()
+    layers = [node for node in graph.nodes if is_linear(graph, node)]
+    readers = {v.name for v in graph.inputs}
+    for node in graph.nodes:
+        if node not in layers and not readers.isdisjoint(node.reads()):
+            readers.update(node.outputs)
+    makers = set(graph.output_names)
+    for node in reversed(graph.nodes):
+        if node not in layers and not makers.isdisjoint(node.outputs):
+            makers.update(node.reads())
+    ends = [n for n in layers if not readers.isdisjoint(n.reads()) or not makers.isdisjoint(n.outputs)]
+    return frozenset({*makers, *(name for node in ends for name in node.reads())})
 
 
 def check_names(graph: Graph, config: QuantConfig) -> None:

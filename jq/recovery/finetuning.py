@@ -9,6 +9,7 @@ method: `layers` rounds by the quadratic form of a layer's error, with any `roun
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import time
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jq.arithmetic.formats import INT32
+from jq.arithmetic.formats import INT16, INT32, Integer
 from jq.config import OWN, QuantConfig, resolve
 from jq.data.sources import open_source, readable_again
 from jq.data.stream import Stream
@@ -34,7 +36,9 @@ from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Change, Progress
 from jq.recovery.descent import CoordinateDescent
-from jq.recovery.layers import can_round, tune_layer
+from jq.recovery.feedback import GPFQ, GPTQ
+from jq.recovery.flexround import FlexRound
+from jq.recovery.layers import EXPONENTS, can_round, tune_layer
 from jq.recovery.parts import Kind, Unit, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
 from jq.recovery.rounding import Rounding, Then, nearest
@@ -204,6 +208,12 @@ def rounding_of(stage: str, config: QuantConfig, roundings: Mapping[str, Roundin
             return CoordinateDescent()
         case "adaquant":
             return AdaQuant(**numbers)
+        case "gptq":
+            return GPTQ()
+        case "gpfq":
+            return GPFQ()
+        case "flexround":
+            return FlexRound(**numbers)
     return roundings[stage.removeprefix(OWN)]
 
 
@@ -221,33 +231,40 @@ def _method(
     numbers = _given(steps=config.finetune_steps, weights=config.finetune_rate)
     drop, at_once = config.finetune_drop or None if stage == "block" else None, 2 if stage == "network" else None
     how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **numbers)
-    by_layer = kind_of(stage) == "layer"
+    by_layer, searches = kind_of(stage) == "layer", config.tune_weight_exponents and config.scale == "power_of_two"
     free = [] if by_layer else _free(graph, plan, config)
     first = {k: chunks[0] for k, chunks in store.inputs.items()}
     counts = {} if by_layer else fisher(graph, parts, first, key)
+
+    def allowed(site: Site, moved: Site) -> bool:
+        whole = site.network.replace(site.unit.outside({k: moved.plan[k] for k in moved.plan}))
+        return len(violations(graph, whole, config)) <= len(violations(graph, site.network, config))
 
     def reconstruct(site: Site) -> tuple[Site, float, float]:
         importance = site.unit.inside({t: counts[t] for t in site.unit.outputs if t in counts})
         named = [tuple(site.unit.names.get(t, "") for t in group) for group in free]
         groups = [group for group in named if site.plan.activations.keys() >= set(group)]
-        standing = len(violations(graph, site.network, config))
-
-        def allowed(moved: Site) -> bool:
-            whole = site.network.replace(site.unit.outside(dict(moved.plan.activations)))
-            return len(violations(graph, whole, config)) <= standing
-
-        return tune_unit(site, how, groups, allowed, importance, jax.random.fold_in(key, site.index))
+        may = functools.partial(allowed, site)
+        scaled = [k for k, q in site.plan.weights.items() if searches and is_searched(q)]
+        return tune_unit(site, how, groups, may, importance, jax.random.fold_in(key, site.index), scaled)
 
     if not by_layer:
         return reconstruct
     rounding = rounding_of(stage, config, roundings)
+    exponents = EXPONENTS if searches else EXPONENTS[:1]
 
     def tune(site: Site) -> tuple[Site, float, float]:
         if can_round(site.unit, site.plan):
-            return tune_layer(site, rounding)
+            return tune_layer(site, rounding, exponents, functools.partial(allowed, site))
         return reconstruct(site) if stage == "adaquant" else (site, float("nan"), float("nan"))
 
     return tune
+
+
+def is_searched(qparams: QParams) -> bool:
+    """Whether a weight has powers of two that can be learned: codes of few bits around zero."""
+    integers = isinstance(qparams.grid, Integer) and qparams.grid.bits <= INT16.bits
+    return integers and qparams.coded is None and not np.any(qparams.zero_point)
 
 
 def rescaled(graph: Graph, plan: Plan) -> Plan:

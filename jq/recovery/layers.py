@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,23 +27,62 @@ from jq.recovery.walk import Site, Tensors, added
 Array = Any
 
 
-def tune_layer(site: Site, rounding: Rounding) -> tuple[Site, float, float]:
+EXPONENTS = (0, 1, -1)  # of a weight, from the one that it has
+
+
+def tune_layer(
+    site: Site,
+    rounding: Rounding,
+    exponents: Sequence[int] = (0,),
+    allowed: Callable[[Site], bool] = lambda site: True,
+) -> tuple[Site, float, float]:
     """Return the site with its one layer rounded, and its bias what makes the mean of the output right.
 
     The layer's inputs are those of the quantized network, so that weights and bias make up for what they lost, as far as
-    all of the data agree on that. A rounding that is no better than the nearest is not taken.
+    all of the data agree on that. A rounding that is no better than the nearest is not taken. Of several `exponents`,
+    relative to the weight's own, the one of least error wins whose plan is `allowed`, for each channel with a scale.
     """
     pattern, index = site.unit.pattern, site.unit.layer
     layer, product = _product(pattern.graph, index)
     node, weight, bias = layer.node, layer.weight, layer.bias
     step = functools.partial(_sums, pattern, index, site.samples, site.given)
     total = added(concurrently(step, site.floats, site.codes, site.valid))
-    w, scale = np.asarray(site.given[weight]), site.plan.weights[weight]
-    rounded, shift, before, after = _solved(compiled(rounding), product.columns(w, node.attrs), scale, total)
-    site = site.replace(params=site.params | {weight: product.weights(np.asarray(rounded), w.shape, node.attrs)})
+    w, qparams = np.asarray(site.given[weight]), site.plan.weights[weight]
+    factors = np.exp2(np.float32(exponents))
+    tried = _solved(compiled(rounding), product.columns(w, node.attrs), qparams, total, factors)
+    site, best = _planned(site, weight, factors, np.asarray(tried.by_output), allowed)
+    rounded, shift = (_selected(np.asarray(a), best) for a in (tried.columns, tried.shift))
+    site = site.replace(params=site.params | {weight: product.weights(rounded, w.shape, node.attrs)})
     if bias is not None and (given := np.asarray(site.given[bias])).size == shift.size:
-        site = site.replace(params=site.params | {bias: given + np.asarray(shift).reshape(given.shape)})
-    return site, float(before), float(after)
+        site = site.replace(params=site.params | {bias: given + shift.reshape(given.shape)})
+    return site, float(tried.before), float(_selected(np.asarray(tried.by_output), best).sum() + tried.constant)
+
+
+def _planned(
+    site: Site, weight: str, factors: np.ndarray, errors: np.ndarray, allowed: Callable[[Site], bool]
+) -> tuple[Site, np.ndarray]:
+    """The site with the factor of the weight's scale that loses least, and its index, or one for each channel."""
+    qparams = site.plan.weights[weight]
+
+    def scaled(factor: np.ndarray) -> Site:
+        scale = np.float32(np.asarray(qparams.scale) * factor)
+        return site.replace(plan=site.plan.replace({weight: dataclasses.replace(qparams, scale=scale)}))
+
+    if qparams.axis is not None:
+        best = errors.argmin(0)
+        return (scaled(factors[best].reshape(np.shape(qparams.scale))) if len(factors) > 1 else site), best
+    for index in errors.sum((1, 2)).argsort(kind="stable"):
+        if index == 0 or allowed(scaled(factors[index])):
+            return (scaled(factors[index]) if index else site), index
+    raise AssertionError("the exponent that a weight has is always allowed")
+
+
+def _selected(values: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """Of values by candidate [n, groups, ..., outputs] those of one, or for each output of its own."""
+    if not np.ndim(best):
+        return values[best]
+    index = best.reshape(1, best.shape[0], *(1,) * (values.ndim - 3), best.shape[1])
+    return np.take_along_axis(values, index, 0)[0]
 
 
 def can_round(unit: Unit, plan: Plan) -> bool:
@@ -83,14 +123,32 @@ def _sums(
     return sums(product, layer.node.attrs, seen, wanted - seen, params[layer.weight], of_images, samples * copies)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tried:
+    """A layer rounded with each of several scales, which come first; by group and output."""
+
+    columns: Array  # (scales, groups, K, outputs)
+    shift: Array  # (scales, groups, 1, outputs): what the best bias is off
+    by_output: Array  # (scales, groups, outputs): the errors, each less a part of the constant
+    before: Array  # the error of the nearest rounding with the first scale
+    constant: Array
+
+
 @program(0)
-def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums) -> tuple[Array, Array, Array, Array]:
-    """Columns rounded, what the best bias for them is off, and the error of the nearest rounding and of this.
+def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums, factors: Array) -> Tried:
+    """Columns rounded with scales times factors.
 
     Compiled for shapes, not for patterns or numbers: this takes longer to compile than all else of a unit.
     """
     form = Form.of(total)
-    plain, rounded = nearest(columns, qparams, form), rounding(columns, qparams, form)
-    before, after = form(plain - columns), form(rounded - columns)
-    rounded = jnp.where(after < before, rounded, plain)
-    return rounded, form.shift(rounded - columns), before, jnp.minimum(before, after)
+
+    def tried(factor: Array) -> tuple[Array, Array, Array, Array]:
+        scaled = dataclasses.replace(qparams, scale=jnp.asarray(qparams.scale) * factor)
+        plain, rounded = nearest(columns, scaled, form), rounding(columns, scaled, form)
+        before = form(plain - columns)
+        rounded = jnp.where(form(rounded - columns) < before, rounded, plain)
+        return rounded, form.shift(rounded - columns), form.by_output(rounded - columns), before
+
+    rounded, shift, errors, before = jax.lax.map(tried, factors)
+    return Tried(rounded, shift, errors, before[0], form.c)

@@ -72,7 +72,14 @@ class Form:
 
     def __call__(self, d: Array) -> Array:
         """The mean squared error of weights that are off by d (groups, K, outputs), with the best bias."""
-        return jnp.sum(d * (_products(self.a, d) - 2 * self.r)) + self.c
+        return jnp.sum(self._terms(d)) + self.c
+
+    def by_output(self, d: Array) -> Array:
+        """The errors of the outputs (groups, outputs), each less the same number whatever the weights are."""
+        return jnp.sum(self._terms(d), 1)
+
+    def _terms(self, d: Array) -> Array:
+        return d * (_products(self.a, d) - 2 * self.r)
 
     def gradient(self, d: Array) -> Array:
         """The gradient of the error."""

@@ -65,12 +65,12 @@ class Tuned:
     """The learned values of a unit."""
 
     arrays: Mapping[str, Array]  # weights and biases
-    exponents: Mapping[tuple[str, ...], Array]  # of activations, those that have one together: real numbers
+    exponents: Mapping[tuple[str, ...], Array]  # of tensors, those that have one together: real numbers
 
     def plan(self, plan: Plan) -> Plan:
         """The plan with these exponents, rounded."""
         scales = {name: jnp.exp2(nearest(e)) for group, e in self.exponents.items() for name in group}
-        return plan.replace({k: dataclasses.replace(plan.activations[k], scale=s) for k, s in scales.items()})
+        return plan.replace({k: dataclasses.replace(plan[k], scale=s) for k, s in scales.items()})
 
 
 def tune_unit(
@@ -80,13 +80,14 @@ def tune_unit(
     allowed: Callable[[Site], bool],
     importance: Mapping[str, Array],
     key: Array,
+    scaled: Sequence[str] = (),
 ) -> tuple[Site, float, float]:
     """Return the site tuned, if that lowers its error on data that it was not tuned on.
 
     One chunk of the data in four decides, and the others are learned from; with fewer, all do both. `groups` of
     activations may have other powers of two as scales, each group as one, where that is `allowed`. Neighbouring exponents
-    are tried first; then they are learned with the weights, if the result is allowed. Of the states on the way of the
-    learning, the best is taken.
+    are tried first; then they are learned with the weights, if the result is allowed, and so are those of the weights
+    `scaled`. Of the states on the way of the learning, the best is taken.
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
@@ -96,7 +97,7 @@ def tune_unit(
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
     start = Tuned(
         {k: site.params[k] for k in steps},
-        {group: jnp.log2(jnp.asarray(site.plan.activations[group[0]].scale)) for group in groups},
+        {group: jnp.log2(jnp.asarray(site.plan[group[0]].scale)) for group in (*groups, *((k,) for k in scaled))},
     )
     apart = len(site.valid) >= _DECIDES
     learned = [i for i in range(len(site.valid)) if not apart or (i + 1) % _DECIDES]
@@ -121,7 +122,7 @@ def tune_unit(
                 start, best = trial, new
                 break
     tuned = start
-    for rate in dict.fromkeys((how.exponents if groups else 0.0, 0.0)):
+    for rate in dict.fromkeys((how.exponents if start.exponents else 0.0, 0.0)):
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
         way = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
         trials = [_state(way, i) for i in range(_LOOKS)]
@@ -141,10 +142,12 @@ def _state(way: Tuned, index: int) -> Tuned:
 
 def _moved(site: Site, tuned: Tuned) -> Site:
     """The site with the learned values; unchanged ones stay the same objects."""
-    before = site.plan.activations
-    scales = {k: np.float32(q.scale) for k, q in tuned.plan(site.plan).activations.items()}
+    before, after = site.plan, tuned.plan(site.plan)
+    scales = {k: np.asarray(after[k].scale, np.float32) for group in tuned.exponents for k in group}
     changed = {
-        k: dataclasses.replace(before[k], scale=s) for k, s in scales.items() if s != np.float32(before[k].scale)
+        k: dataclasses.replace(before[k], scale=s[()])
+        for k, s in scales.items()
+        if not np.array_equal(s, np.asarray(before[k].scale, np.float32))
     }
     return site.replace(params=site.params | dict(tuned.arrays), plan=site.plan.replace(changed))
 

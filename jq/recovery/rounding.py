@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jq.arithmetic.formats import Integer
+from jq.arithmetic.numerics import divide
 from jq.errors import ConfigError
 from jq.plan import QParams
 from jq.recovery.quadratic_form import Form
@@ -25,6 +26,12 @@ def nearest(columns: Array, qparams: QParams, form: Form | None = None) -> Array
     """Round each weight to the nearest code; codes are symmetric."""
     scale = along_columns(qparams, columns)
     return dataclasses.replace(qparams, scale=scale, zero_point=jnp.int32(0), axis=None).fake_quant(columns)
+
+
+def codes_of(weights: Array, scale: Array, grid: Integer) -> Array:
+    """The values of the nearest codes of weights (groups, outputs) of one input, by a scale along columns."""
+    scale = jnp.broadcast_to(scale, (weights.shape[0], 1, weights.shape[1]))[:, 0]
+    return jnp.clip(jnp.round(divide(weights, scale)), grid.qmin, grid.qmax) * scale
 
 
 def along_columns(qparams: QParams, columns: Array) -> Array:

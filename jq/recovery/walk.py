@@ -124,14 +124,14 @@ def walk(
             arrays, scales = map(unit.inside, skip[i])
             site = site.replace(params=site.params | arrays, plan=site.plan.replace(scales))
         elif goes_on and unit.layers:
-            standing, planned = site.params, site.plan.activations
+            standing, planned = site.params, site.plan
             site, old, new = tune(site)
             changed = {k: np.asarray(a) for k, a in site.params.items() if a is not standing[k]}
-            moved = {k: q for k, q in site.plan.activations.items() if q is not planned[k]}
+            moved = {k: site.plan[k] for k in site.plan if site.plan[k] is not planned[k]}
             record = Record(unit.label, old, new, time.perf_counter() - start)
             goes_on = done(i, unit.outside(changed), unit.outside(moved), record)
         params |= unit.outside({k: np.asarray(a) for k, a in site.params.items()})
-        plan = plan.replace(unit.outside(dict(site.plan.activations)))
+        plan = plan.replace(unit.outside({k: site.plan[k] for k in site.plan}))
         site = site.replace(results={names[t]: plan.activations[t] for t in unit.outputs if t in plan.activations})
         step = functools.partial(_quantized, unit.pattern, site.params, site.plan, site.results)
         coded = list(concurrently(step, site.codes))
