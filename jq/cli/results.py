@@ -90,7 +90,7 @@ def evaluate(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Run this model on --data, instead of reading a folder; may be given twice, the float one first."
+            help="Run this model on --data, instead of reading a folder; may be repeated, the float one first."
         ),
     ] = None,
     data: Annotated[
@@ -119,12 +119,15 @@ def evaluate(
 ) -> None:
     """Show how far a quantized model's results are from the float model's, and how often classifiers are right.
 
+    Each model after the first is held against the first on the same samples: agreement, KL divergence, SQNR and the change
+    of top-1, with 95 % intervals, and McNemar's exact test.
+
     Folders hold images, .npy or .npz files, such as `infer` writes, paired by their names without the ending. Exits with
     1 if some results could not be compared.
 
     Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 
-    Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --data images/ --labels labels.csv
+    Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --model other.onnx --data images/ --labels labels.csv
 
     Example: jq-quant evaluate --model model.onnx --data images/ --labels masks.npy --metric masks
 
@@ -138,10 +141,8 @@ def evaluate(
         _answer_metric(models, data, metric, labels, asked, as_json)
         return
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
-    if models and (results or labels is None or len(models) > 2):
-        raise ConfigError(
-            "--model needs one or two models, --labels, and no folders of results; take the folders alone or --model"
-        )
+    if models and (results or labels is None):
+        raise ConfigError("--model needs --labels and no folders of results; take the folders alone or --model")
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
             f"evaluate needs two folders of results, a baseline's and a quantized model's, or one and --labels; got {len(results)}"
@@ -149,7 +150,8 @@ def evaluate(
     if bool(models) != (data is not None):
         raise ConfigError("--model needs --data, and --data needs --model; got one without the other")
     if len(set(models)) < len(models):
-        raise ConfigError(f"--model needs two different models; got {models[0]} twice")
+        twice = next(m for m in models if models.count(m) > 1)
+        raise ConfigError(f"--model needs two different models; got {twice} twice")
     if benchmark and not models:
         raise ConfigError("--benchmark times what --model names; got no --model")
     if ep_context is not None and len(models) > 1:
