@@ -299,8 +299,8 @@ def compared(
 ) -> dict[str, Any]:
     """Means of every model's metrics, and differences to the first with 95 % intervals of a bootstrap over the images."""
     os.sched_setaffinity(0, cores)
+    from jq.evaluation.estimates import bootstrap
     from jq.evaluation.metrics import sign_test
-    from jq.evaluation.paired import bootstrap
 
     if prep:
         x, labels = evaluation(args.eval, prep)

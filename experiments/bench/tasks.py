@@ -19,9 +19,6 @@ from experiments.common import BATCH, PREPARE, evaluation, read_images
 
 MEASURES = {"boxes": "mAP", "words": "words", "sentences": "Spearman"}  # of classes: top-1
 _CLASSES = 80  # of COCO
-_IOUS = np.round(np.arange(0.5, 1, 0.05), 2)
-_RECALLS = np.linspace(0, 1, 101)
-_BOXES = 100  # of an image and class, that count
 
 Sample = dict[str, np.ndarray]
 
@@ -109,8 +106,9 @@ def compared(
     kind: str, reference: list[np.ndarray], outputs: list[np.ndarray], truth: list[Any], symbols: list[str]
 ) -> dict[str, Any]:
     """The measure of both, and all that says how far the second is from the first: [value, low, high] where it varies."""
+    from jq.evaluation.estimates import bootstrap
     from jq.evaluation.metrics import sign_test
-    from jq.evaluation.paired import bootstrap, measures, paired, summarized
+    from jq.evaluation.paired import measures, paired, summarized
 
     one, two = (np.concatenate(v) for v in (reference, outputs))
     if kind in PREPARE:
@@ -150,7 +148,7 @@ def _row(found: Any, values: list[float], change: Any, agreement: Any = None, kl
 
 
 def _mean(values: np.ndarray, ends: np.ndarray) -> Any:
-    from jq.evaluation.paired import Estimate
+    from jq.evaluation.estimates import Estimate
 
     return Estimate(float(values.mean()), float(ends[0, 0]), float(ends[1, 0]))
 
@@ -162,73 +160,20 @@ def _read(steps: np.ndarray, symbols: list[str]) -> str:
     return "".join(symbols[c - 1] for c in codes if c - 1 < len(symbols)).replace(" ", "")
 
 
-def _spearman(embedded: list[np.ndarray], scores: np.ndarray, resamples: int = 1000) -> tuple[list[float], Any]:
+def _spearman(embedded: list[np.ndarray], scores: np.ndarray) -> tuple[list[float], Any]:
     """The rank correlations of both models' cosines with the scores, and the change with its interval over pairs."""
-    from scipy.stats import spearmanr
+    from jq.evaluation.tasks import METRICS
 
-    from jq.evaluation.paired import Estimate
-
-    cosines = []
-    for pairs in embedded:
-        unit = pairs / np.linalg.norm(pairs, axis=-1, keepdims=True)
-        cosines.append((unit[:, 0] * unit[:, 1]).sum(-1))
-    values = [float(spearmanr(c, scores).statistic) for c in cosines]
-    rng, changes = np.random.default_rng(0), []
-    for _ in range(resamples):
-        at = rng.integers(0, len(scores), len(scores))
-        first, second = (spearmanr(c[at], scores[at]).statistic for c in cosines)
-        changes.append(second - first)
-    return values, Estimate(values[1] - values[0], *(float(v) for v in np.percentile(changes, [2.5, 97.5])))
+    metric = METRICS["spearman"]
+    one, two = (metric.each({"y": list(pairs.reshape(-1, pairs.shape[-1]))}, scores) for pairs in embedded)
+    return [metric.of(one), metric.of(two)], metric.change(one, two)
 
 
-def _mean_precision(
-    outputs: list[np.ndarray], truth: list[np.ndarray], resamples: int = 500
-) -> tuple[list[float], Any]:
+def _mean_precision(outputs: list[np.ndarray], truth: list[np.ndarray]) -> tuple[list[float], Any]:
     """COCO's mean average precision of both models, and the change with its interval over images."""
-    from jq.evaluation.paired import Estimate
-
-    tables = [_matches(rows, truth) for rows in outputs]
-    values = [_precision(t, np.ones(len(truth))) for t in tables]
-    rng, changes = np.random.default_rng(0), []
-    for _ in range(resamples):
-        weights = np.bincount(rng.integers(0, len(truth), len(truth)), minlength=len(truth))
-        first, second = (_precision(t, weights) for t in tables)
-        changes.append(second - first)
-    return values, Estimate(values[1] - values[0], *(float(v) for v in np.percentile(changes, [2.5, 97.5])))
-
-
-def _matches(rows: np.ndarray, truth: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each class the image of each detection, best first, which are right by IoU, and the true boxes by image."""
     from jq.evaluation.boxes import decoded
-    from jq.evaluation.detection import _matched, _overlaps
+    from jq.evaluation.detection import Boxes, matched_boxes
 
-    found = [decoded({"y": row[None]}, _CLASSES, (640, 640)) for row in rows]
-    tables = []
-    for kind in sorted({int(c) for t in truth for c in t[:, 0]}):
-        scores, images, right = [], [], []
-        for i, (boxes, true) in enumerate(zip(found, truth, strict=True)):
-            mine = np.flatnonzero(boxes.classes == kind)
-            mine = mine[np.argsort(-boxes.scores[mine], kind="stable")][:_BOXES]
-            overlaps = _overlaps(boxes.corners[mine], true[true[:, 0] == kind][:, 1:])
-            scores.append(boxes.scores[mine])
-            images.append(np.full(len(mine), i))
-            right.append(np.stack([_matched(overlaps, t) for t in _IOUS]))
-        order = np.argsort(-np.concatenate(scores), kind="stable")
-        counts = np.array([(t[:, 0] == kind).sum() for t in truth])
-        tables.append((np.concatenate(images)[order], np.concatenate(right, 1)[:, order], counts))
-    return tables
-
-
-def _precision(tables: list[tuple[np.ndarray, np.ndarray, np.ndarray]], weights: np.ndarray) -> float:
-    """The mean average precision where each image counts `weights` times."""
-    parts = []
-    for images, right, counts in tables:
-        if not (true := float((counts * weights).sum())):
-            continue
-        own = weights[images]
-        hits, seen = np.cumsum(right * own, 1), np.maximum(np.cumsum(own), 1e-9)
-        precision = np.maximum.accumulate((hits / seen)[:, ::-1], 1)[:, ::-1]
-        precision = np.concatenate([precision, np.zeros((len(precision), 1))], 1)
-        for line, recall in zip(precision, hits / true, strict=True):
-            parts.append(line[np.searchsorted(recall, _RECALLS - 1e-12, side="left")].mean())
-    return float(np.mean(parts))
+    true = [Boxes(rows[:, 1:], rows[:, 0].astype(int)) for rows in truth]
+    one, two = (matched_boxes([decoded({"y": y[None]}, _CLASSES, (640, 640)) for y in ys], true) for ys in outputs)
+    return [one.mean(), two.mean()], one.change(two)

@@ -30,7 +30,8 @@ from jq.evaluation.accuracy import (
     model_scores,
     read_labels,
 )
-from jq.evaluation.paired import Estimate, Paired, bootstrap, measures, paired, summarized
+from jq.evaluation.estimates import Estimate, bootstrap
+from jq.evaluation.paired import Paired, measures, paired, summarized
 from jq.evaluation.results import Entry, entries
 from jq.evidence.lint_rules import Finding
 from jq.util import files

@@ -16,7 +16,8 @@ from jq.data.arrays import Sample
 from jq.data.sources import open_source
 from jq.data.stream import Batch, Program, Stream
 from jq.evaluation import metrics
-from jq.evaluation.paired import Estimate, classes_of, paired, rows_of
+from jq.evaluation.estimates import Estimate
+from jq.evaluation.paired import classes_of, paired, rows_of
 from jq.graph import Graph
 from jq.passes.prepare import prepare
 from jq.plan import Plan

@@ -9,7 +9,8 @@ from scipy.special import log_softmax, rel_entr
 
 import jq
 from jq.evaluation.accuracy import Labels, Scores, classify
-from jq.evaluation.paired import bootstrap, measures, paired, summarized
+from jq.evaluation.estimates import bootstrap
+from jq.evaluation.paired import measures, paired, summarized
 
 RNG = np.random.default_rng(3)
 ONE = RNG.standard_normal((400, 7)) * 3
