@@ -34,6 +34,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -237,7 +238,8 @@ def measure(args: argparse.Namespace, entry: str, cores: Sequence[int], done: Se
             if tool == "jq" and args.codes and kind in PREPARE:
                 row["codes"] = fresh(codes, fixed, calibration, config)
         except Exception as error:  # whatever a tool raises is its row
-            row = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            row = {"failed": re.sub(r"/\S*/", "", text)[:300]}  # without the folders of this machine
         told = ("failed", "float", "value", "change", "agreement", "kl", "sqnr", "p", "wall", "megabytes", "codes")
         print(f"{key['model']}, {tool} {config}: { {k: row[k] for k in told if k in row} }", flush=True)
         line = {
@@ -263,7 +265,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--eval", type=Path, help="folder of labelled JPEGs")
     parser.add_argument("--tasks", type=Path, help="folder with coco64, ocr_words.npz and sts.npz")
-    parser.add_argument("--configs", nargs="+", default=["XINT8"])
+    parser.add_argument("--configs", nargs="*", default=["XINT8"], help="presets of jq")
     parser.add_argument("--peers", nargs="+", default=["XINT8"], help="presets of Quark and onnxsim")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quark", help="a Python that has amd-quark")

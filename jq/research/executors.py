@@ -35,6 +35,11 @@ from jq.util import files
 
 _TRIES = 3  # workers that an item may lose before it is given up
 _PAUSE = 0.2  # seconds between looks at futures that nothing can wait for
+# What decides the bits of a result and is JAX's, not an item's.
+_SETTINGS = (
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_disable_most_optimizations", "jax_default_prng_impl",
+    "jax_threefry_partitionable", "jax_numpy_dtype_promotion",
+)  # fmt: skip
 log = logging.getLogger("jq")
 
 
@@ -152,13 +157,13 @@ def performed(
     What the function raises is raised here. What the executor itself raises is a worker that was lost, whose item is
     handed out again.
     """
-    devices = jax.local_device_count()
+    settings = {name: jax.config.values[name] for name in _SETTINGS} | {"jax_num_cpu_devices": jax.local_device_count()}
     running: dict[int, Pending] = {}
     lost = collections.Counter[int]()
 
     def hand_out(number: int) -> None:
         try:
-            running[number] = executor.submit(_perform, function, tuple(items[number]), devices)
+            running[number] = executor.submit(_perform, function, tuple(items[number]), settings)
         except RuntimeError as error:  # a pool that broke, or was shut down
             text = f"the executor takes no more work: {error}; give a new one, or jq.research.Processes, which replaces"
             raise Error(f"{text} workers that die; what was done is in the table") from error
@@ -197,10 +202,14 @@ def _ended(running: Mapping[int, Pending]) -> list[int]:
     return ended
 
 
-def _perform(function: Callable[..., Any], args: Sequence[Any], devices: int) -> tuple[Any, Exception | None]:
+def _perform(
+    function: Callable[..., Any], args: Sequence[Any], settings: Mapping[str, Any]
+) -> tuple[Any, Exception | None]:
     """In a worker: the result, or what was raised, so that whatever the executor raises is the executor's own."""
-    with contextlib.suppress(RuntimeError):  # JAX runs already
-        jax.config.update("jax_num_cpu_devices", devices)
+    for name, value in settings.items():
+        if jax.config.values[name] != value:
+            with contextlib.suppress(RuntimeError):  # the number of devices, where JAX runs already
+                jax.config.update(name, value)
     try:
         return function(*args), None
     except Exception as error:

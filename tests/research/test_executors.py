@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ def processes():
         yield executor
 
 
+def unlike(here: Sequence[Any], there: Sequence[Any]) -> list[Any]:
+    """The numbers that rows do not share."""
+    pairs = zip(here, there, strict=True)
+    return [
+        (one["config"], one["seed"], c, one[c], other[c]) for one, other in pairs for c in LASTING if one[c] != other[c]
+    ]
+
+
 def double(value: int) -> int:
     return 2 * value
 
@@ -44,6 +53,12 @@ def dies_once(path: str, value: int) -> int:
         Path(path).touch(exist_ok=False)
         os.kill(os.getpid(), signal.SIGKILL)
     return value
+
+
+def dying(path: str, function: Any, args: Any) -> Any:
+    """Kill the worker of the first item that begins."""
+    dies_once(path, 0)
+    return function(*args)
 
 
 def dies(_: int) -> None:
@@ -125,7 +140,16 @@ class TestAblation:
         assert len(work_of(drawing, path).done) == 6
         there = ablate(drawing, path, executor=processes).rows
         assert len(here) == 12 and len({r["digest"] for r in here}) == 12  # a seed draws other samples
-        assert [[r[c] for c in LASTING] for r in there] == [[r[c] for c in LASTING] for r in here]
+        assert unlike(here, there) == []
+
+    def test_runs_whose_worker_dies_are_done_again(self, processes, tmp_path):
+        class Deadly:
+            def submit(self, function, *args):
+                return processes.submit(dying, str(tmp_path / "died"), function, args)
+
+        few = experiment((0,), finetune=[None, "bias"])
+        here, there = ablate(few).rows, ablate(few, tmp_path / "rows.csv", executor=Deadly()).rows
+        assert (tmp_path / "died").exists() and unlike(here, there) == []
 
     def test_items_are_small_and_hold_no_data(self):
         sizes = []
