@@ -200,7 +200,7 @@ def logits(path: str, x: np.ndarray) -> np.ndarray:
 def score(
     cores: Sequence[int], path: str, quantized: dict[str, str], prep: str, offset: int, folder: Path | None
 ) -> dict[str, Any]:
-    """Top-1, agreement and signal-to-noise ratio, of the bundled evaluation set or the JPEGs of a folder."""
+    """Top-1, agreement, KL and SQNR beside the float model with 95 % intervals, on the bundled images or a folder's JPEGs."""
     setup(cores, 1)
     if prep:
         assert folder is not None
@@ -209,15 +209,25 @@ def score(
         import jq
 
         x, labels = jq.zoo.evaluation_set()
+    from jq.evaluation.paired import paired
+
     reference, labels = logits(path, x), labels + offset
     found: dict[str, Any] = {"images": len(x), "float": round(100 * float(np.mean(reference.argmax(-1) == labels)), 2)}
     for kind, file in quantized.items():
         y = logits(file, x)
+        beside = paired([reference], [y], labels)  # of a bootstrap with seed 0
+        scaled = {"change": beside.top1, "agreement": beside.agreement, "kl": beside.kl, "sqnr": beside.sqnr}
+        shares = {"change": 100, "agreement": 100, "kl": 1, "sqnr": 1}
+        rounded = {
+            k: [round(shares[k] * part, 5) for part in (e.value, e.low, e.high)]
+            for k, e in scaled.items()
+            if e is not None
+        }
         found[kind] = {
             "top1": round(100 * float(np.mean(y.argmax(-1) == labels)), 2),
-            "agreement": round(100 * float(np.mean(y.argmax(-1) == reference.argmax(-1))), 2),
-            "sqnr": round(10 * float(np.log10(np.square(reference).sum() / np.square(reference - y).sum())), 2),
-        }
+            **{k: round(v[0], 5 if k == "kl" else 2) for k, v in rounded.items() if k != "change"},
+            "intervals": {k: v[1:] for k, v in rounded.items()}, "p": beside.p,
+        }  # fmt: skip
     return found
 
 
@@ -225,7 +235,9 @@ def quantize(cores: Sequence[int], path: str, data: str, config: str, output: st
     setup(cores, len(cores), cache)
     import jq
 
-    x, start = np.load(data), np.array([time.perf_counter(), sum(os.times()[:4])])
+    x = np.load(data)
+    x = x if isinstance(x, np.ndarray) else {k: x[k] for k in x}
+    start = np.array([time.perf_counter(), sum(os.times()[:4])])
     jq.quantize(path, x, config, output=output)
     return used(start)
 
@@ -285,8 +297,11 @@ def measured(path: str, reference: np.ndarray, x: np.ndarray, labels: np.ndarray
 def compared(
     cores: Sequence[int], path: str, names: Sequence[str], prep: str, offset: int, args: Any
 ) -> dict[str, Any]:
-    """Means of every model's metrics, and differences to the first with half of their 95 % intervals."""
+    """Means of every model's metrics, and differences to the first with 95 % intervals of a bootstrap over the images."""
     os.sched_setaffinity(0, cores)
+    from jq.evaluation.estimates import bootstrap
+    from jq.evaluation.metrics import sign_test
+
     if prep:
         x, labels = evaluation(args.eval, prep)
     else:
@@ -301,8 +316,10 @@ def compared(
         found[name] = {}
         for k, v in metrics.items():
             off = v - base[k]
-            half = 1.96 * off.std(ddof=1) / np.sqrt(len(off))
-            found[name][k] = {"mean": float(v.mean()), "difference": float(off.mean()), "half": float(half)}
+            low, high = bootstrap(off[:, None])[:, 0].tolist()
+            found[name][k] = {"mean": float(v.mean()), "difference": float(off.mean()), "low": low, "high": high}
+        gained = np.sign(metrics["top1"] - base["top1"])
+        found[name]["top1"]["p"] = sign_test(int((gained < 0).sum()), int((gained > 0).sum()))
     return found
 
 
@@ -347,7 +364,10 @@ def beside(parser: argparse.ArgumentParser, args: argparse.Namespace, experiment
         print(f"{Path(path).stem}: {args.count} images, {found['images']} others; float {found['float']:.2f}")
         for name, facts in ran.items():
             told = [f"{k} {v:.4g}" for k, v in facts.items()]
-            told += [f"{k} {m['mean']:.4f} {m['difference']:+.4f} +-{m['half']:.4f}" for k, m in found[name].items()]
+            told += [
+                f"{k} {m['mean']:.4f} {m['difference']:+.4f} [{m['low']:+.4f}, {m['high']:+.4f}]"
+                for k, m in found[name].items()
+            ]
             print(f"  {name:15} {'  '.join(told)}", flush=True)
             row = {"experiment": experiment, "model": Path(path).stem, "variant": name, "count": args.count}
             row |= {"images": found["images"], **facts, **found[name], "threads": len(cores), "command": command()}

@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
         data, output = f"{folder}/images.npy", f"{folder}/quantized.onnx"
         fresh(write_data, path, prep, args.images, args.count, data)
         print(f"{Path(path).stem}, {args.count} images for calibration")
-        print(f"  {'':28}{'top-1':>8}{'agreement':>11}{'SQNR, dB':>10}{'wall, s':>9}{'CPU, s':>9}", flush=True)
+        print(f"  {'':28}{'top-1':>8}{'agreement':>11}{'KL':>9}{'SQNR, dB':>10}{'wall, s':>9}{'CPU, s':>9}", flush=True)
         for seed in args.seeds:
             for variant in args.variants:
                 options = changes(variant, seed)
@@ -83,7 +83,7 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
                 if not rows:
                     print(f"  {'float':28}{row['float']:8.2f}")
                 name = variant if len(args.seeds) == 1 else f"{variant}, seed {seed}"
-                text = "{top1:8.2f}{agreement:11.2f}{sqnr:10.2f}{wall:9.1f}{cpu:9.1f}".format(**row)
+                text = "{top1:8.2f}{agreement:11.2f}{kl:9.4f}{sqnr:10.2f}{wall:9.1f}{cpu:9.1f}".format(**row)
                 print(f"  {name:28}{text}", flush=True)
                 rows.append(row)
     return rows

@@ -92,12 +92,12 @@ def measure(args: argparse.Namespace, cores: Sequence[int], path: str, prep: str
     print(
         f"{model}: {args.count} images for calibration and search, {found['images']} others; float {found['float']:.2f}"
     )
-    print(f"  {'':24}{'moves':>6}{'CPU, s':>8}" + "".join(f"{k:>28}" for k in METRICS))
+    print(f"  {'':24}{'moves':>6}{'CPU, s':>8}" + "".join(f"{k:>36}" for k in METRICS))
     rows = []
     for name, facts in ran.items():
         metrics = found[name]
         text = "".join(
-            f"{m['mean']:11.{d}f}{m['difference']:+9.{d}f} +-{m['half']:5.{d}f}"
+            f"{m['mean']:11.{d}f}{m['difference']:+9.{d}f} [{m['low']:+.{d}f}, {m['high']:+.{d}f}]"
             for m, d in ((metrics[k], 4 if k == "kl" else 2) for k in METRICS)
         )
         print(f"  {name:24}{facts.get('moves', 0):6}{facts.get('cpu', 0.0):8.1f} {text}", flush=True)

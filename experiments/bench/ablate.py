@@ -53,15 +53,16 @@ def together(cores: Sequence[int], experiment: str, output: str) -> None:
 def run_alone(experiment: str, index: int, folder: str) -> dict[str, Any]:
     """One run by itself: its numbers."""
     import jq
-    from jq.research.ablation import _Bench, _digest, _opened, runs_of
+    from jq.research.ablation import _bench, _digest, _opened, runs_of
 
     wanted = jq.research.read_experiment(experiment)
     sources = {name: _opened(subject) for name, subject in wanted.subjects.items()}
     run = runs_of(wanted, sources)[index]
     subject = wanted.subjects[run.subject]
-    result = jq.quantize(subject.model, subject.data, run.config, output=f"{folder}/alone.onnx")
+    data = sources[run.subject].calibration(run.config.seed)
+    result = jq.quantize(subject.model, data, run.config, output=f"{folder}/alone.onnx")
     params = {k: result.graph.params[k] for k in result.graph.params}
-    found = _Bench.of(sources[run.subject]).measurer(result.graph)(result.graph, params, result.plan)
+    found = _bench(sources[run.subject]).measurer(result.graph)(result.graph, params, result.plan)
     return {"hash": run.hash, **found, "digest": _digest(params, result.plan)}
 
 

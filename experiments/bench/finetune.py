@@ -353,7 +353,7 @@ def model(args: argparse.Namespace, cores: Sequence[int]) -> dict[str, Any]:
                 print(f"  top-1 of the float model {found['float']:.2f} % on {found['images']} images")
                 for row in rows[-len(args.presets) :]:
                     row |= {"images": found["images"], "float": found["float"], "accuracy": found[row["preset"]]}
-                    text = "top-1 {top1:6.2f} %  agreement {agreement:6.2f} %  {sqnr:6.2f} dB"
+                    text = "top-1 {top1:6.2f} %  agreement {agreement:6.2f} %  KL {kl:.4f}  {sqnr:6.2f} dB  95 %: {intervals}"
                     print(f"  {row['preset']:16} {text.format(**row['accuracy'])}", flush=True)
     return {"count": args.count, "rows": rows}
 

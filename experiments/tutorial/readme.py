@@ -51,7 +51,8 @@ def readme_figures() -> dict[str, tuple[float, float]]:
     head = next(i for i, row in enumerate(cells) if "jq XINT8" in row)
     columns = cells[head].index("float"), cells[head].index("jq XINT8")
     four = cells[head + 2 : head + 6]
-    return {row[0]: (float(row[columns[0]]), float(row[columns[1]])) for row in four}
+    numbers = [[float(row[c].split()[0].strip("*")) for c in columns] for row in four]  # without bold and intervals
+    return {row[0]: (floats, quantized) for row, (floats, quantized) in zip(four, numbers, strict=True)}
 
 
 def write_bundled(folder: Path) -> tuple[Path, Path, Path]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jq.cli.application import command
-from jq.cli.options import check_output, use_all_cores
+from jq.cli.options import Workers, check_output, executor_of, use_all_cores
 from jq.cli.show import answer, table
 from jq.util import files
 
@@ -24,18 +24,21 @@ def ablate(
     ] = None,
     summary: Annotated[
         list[Path] | None,
-        typer.Option(help="Write mean and spread over seeds as .md or .tex, or a plot as .svg; may be repeated."),
+        typer.Option(
+            help="Write means, spreads over seeds and intervals as .md or .tex, or a plot as .svg; may be repeated."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--model", help="Only this model of the experiment; may be repeated.")
     ] = None,
+    workers: Workers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs without running them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
     """Quantize models with many configs and seeds in one run, and tabulate the results.
 
     Shared steps are done once, and compiled programs serve a whole group. Rows already in the table are
-    not computed again: the same command resumes an interrupted run.
+    not computed again: the same command resumes an interrupted run. Several processes may append to one table.
 
     Example: jq-quant ablate experiments/ablations/bundled.toml -o results.csv --summary results.md
     """
@@ -58,7 +61,8 @@ def ablate(
         note = "A group is calibrated once; its results are those that can differ."
         answer(as_json, {"done": len(work.done), "runs": runs}, table(columns, groups, title), note)
         return
-    results = run(wanted, output)
+    with executor_of(workers) as executor:
+        results = run(wanted, output, executor=executor)
     for path in summary or []:
         files.write(path, getattr(results, _WRITERS[path.suffix])())
     written = (f"written: {path}" for path in (output, *(summary or [])))

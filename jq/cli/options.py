@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,6 +95,9 @@ Benchmark = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, or batches of a fixed size [all].")]
 
+Workers = Annotated[
+    int | None, typer.Option(help="Share the work out to this many processes of this machine [none: all in this one].")
+]
 Chip = Annotated[str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))]
 Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)]
 Stats = Annotated[
@@ -114,6 +117,16 @@ def use_all_cores() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
         jax.config.update("jax_num_cpu_devices", cores)
+
+
+@contextlib.contextmanager
+def executor_of(workers: int | None) -> Iterator[jq.research.Processes | None]:
+    """The processes that --workers asks for, until the block ends."""
+    if workers is None:
+        yield None
+        return
+    with jq.research.Processes(workers) as executor:
+        yield executor
 
 
 def check_output(option: str, path: Path | None, suffixes: Iterable[str]) -> None:

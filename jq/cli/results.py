@@ -28,8 +28,9 @@ from jq.cli.show import answer, table
 from jq.data.sources import as_trained
 from jq.errors import ConfigError
 from jq.evaluation.boxes import box_accuracy, read_coco
+from jq.evaluation.estimates import Estimate
 from jq.evaluation.plausible import implausible
-from jq.evaluation.tasks import METRICS, metric_named, model_outputs, read_truth
+from jq.evaluation.tasks import METRICS, SampleMetric, metric_named, model_outputs, read_truth
 from jq.util import files
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def evaluate(
     model: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Run this model on --data, instead of reading a folder; may be given twice, the float one first."
+            help="Run this model on --data, instead of reading a folder; may be repeated, the float one first."
         ),
     ] = None,
     data: Annotated[
@@ -119,12 +120,15 @@ def evaluate(
 ) -> None:
     """Show how far a quantized model's results are from the float model's, and how often classifiers are right.
 
+    Each model after the first is held against the first on the same samples: agreement, KL divergence, SQNR and the change
+    of top-1, with 95 % intervals, and McNemar's exact test.
+
     Folders hold images, .npy or .npz files, such as `infer` writes, paired by their names without the ending. Exits with
     1 if some results could not be compared.
 
     Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 
-    Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --data images/ --labels labels.csv
+    Example: jq-quant evaluate --model model.onnx --model model_xint8.onnx --model other.onnx --data images/ --labels labels.csv
 
     Example: jq-quant evaluate --model model.onnx --data images/ --labels masks.npy --metric masks
 
@@ -138,10 +142,8 @@ def evaluate(
         _answer_metric(models, data, metric, labels, asked, as_json)
         return
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
-    if models and (results or labels is None or len(models) > 2):
-        raise ConfigError(
-            "--model needs one or two models, --labels, and no folders of results; take the folders alone or --model"
-        )
+    if models and (results or labels is None):
+        raise ConfigError("--model needs --labels and no folders of results; take the folders alone or --model")
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
             f"evaluate needs two folders of results, a baseline's and a quantized model's, or one and --labels; got {len(results)}"
@@ -149,7 +151,8 @@ def evaluate(
     if bool(models) != (data is not None):
         raise ConfigError("--model needs --data, and --data needs --model; got one without the other")
     if len(set(models)) < len(models):
-        raise ConfigError(f"--model needs two different models; got {models[0]} twice")
+        twice = next(m for m in models if models.count(m) > 1)
+        raise ConfigError(f"--model needs two different models; got {twice} twice")
     if benchmark and not models:
         raise ConfigError("--benchmark times what --model names; got no --model")
     if ep_context is not None and len(models) > 1:
@@ -204,13 +207,27 @@ def _answer_metric(
     truth = None if labels is None else read_truth(labels)
     for metadata in (jq.load(m).metadata for m in models):
         data = as_trained(data, metadata)
-    values: dict[str, float] = {}
+    values, changes, first = dict[str, float](), dict[str, Estimate](), None
     for m in models:
         outputs = model_outputs(m, data, reading=reading)
         truth = next(iter(outputs.values())) if truth is None and len(models) > 1 else truth
-        values[str(m)] = float(measure(outputs, truth))
-    lines = [f"{m}: {name} {value:.6g}" for m, value in values.items()]
-    answer(as_json, {"metric": {"name": name, "values": values}}, *lines)
+        if not isinstance(measure, SampleMetric):
+            values[str(m)] = float(measure(outputs, truth))
+            continue
+        rows = measure.each(outputs, truth)
+        values[str(m)] = measure.of(rows)
+        if first is None:
+            first = rows
+        else:
+            changes[str(m)] = measure.change(first, rows)
+    lines = [f"{m}: {name} {value:.6g}{_beside(changes.get(m), models[0])}" for m, value in values.items()]
+    document = {"name": name, "values": values, "changes": {m: dataclasses.asdict(c) for m, c in changes.items()}}
+    answer(as_json, {"metric": document}, *lines)
+
+
+def _beside(change: Estimate | None, first: Path) -> str:
+    """The change from the first model with its 95 % interval, of any other."""
+    return "" if change is None else f", {change:+.4f} beside {first}"
 
 
 def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: AnyReading, as_json: bool) -> None:
@@ -221,8 +238,11 @@ def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: A
     for metadata in (jq.load(m).metadata for m in models):
         data = as_trained(data, metadata)
     made = {str(m): box_accuracy(m, data, truth, reading=reading) for m in models}
-    document = {"metric": {"name": _BOXES, "values": {m: dataclasses.asdict(a) for m, a in made.items()}}}
-    answer(as_json, document, *(f"{m}: {accuracy}" for m, accuracy in made.items()))
+    first = next(iter(made.values()))
+    changes = {m: first.matches.change(a.matches) for m, a in made.items() if a is not first}
+    values = {m: {"mean": a.mean, "at_half": a.at_half, "images": a.images} for m, a in made.items()}
+    document = {"name": _BOXES, "values": values, "changes": {m: dataclasses.asdict(c) for m, c in changes.items()}}
+    answer(as_json, {"metric": document}, *(f"{m}: {a}{_beside(changes.get(m), models[0])}" for m, a in made.items()))
 
 
 def _parts(comparison: jq.evaluate.Evaluation | None) -> tuple[Any, ...]:

@@ -20,9 +20,11 @@ from jq.cli.options import (
     ProviderOption,
     Report,
     Stats,
+    Workers,
     beginning,
     check_output,
     config_of,
+    executor_of,
     reading_of,
     use_all_cores,
     write_report,
@@ -175,6 +177,7 @@ def sensitivity(
         int | None, typer.Option(help="Measure at most this many, estimate the others to second order [all].")
     ] = None,
     limit: Limit = None,
+    workers: Workers = None,
     rows: Annotated[int, typer.Option(help="Show at most this many.")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -195,7 +198,8 @@ def sensitivity(
     graph, measured = equalized_and_measured(prepared, samples, options, saved=stats)
     plan = jq.make_plan(graph, measured, options)
     wanted: dict[str, Any] = {"loss": loss, "by": by, "mode": mode, "kind": kind, "screen": screen, "limit": limit}
-    result = jq.research.sensitivity(graph, plan, data, seed=options.seed, **wanted)
+    with executor_of(workers) as executor:
+        result = jq.research.sensitivity(graph, plan, data, seed=options.seed, executor=executor, **wanted)
     if plot is not None:
         files.write(plot, result.plot())
     answer(as_json, result.to_dict(), *result.summary(rows).splitlines(), *([f"plot: {plot}"] if plot else []))

@@ -163,6 +163,20 @@ def readable_again(data: Any, inputs: Sequence[Value], seed: int = 0) -> Any:
     return data if source.again else list(source.samples())
 
 
+def drawn(data: Any, inputs: Sequence[Value], count: int, seed: int) -> list[Sample]:
+    """Return this many samples of data, without replacement and in their order, as a generator with this seed draws them.
+
+    >>> inputs = [Value("x", np.dtype("float32"), ("N",))]
+    >>> [int(s["x"][0]) for s in drawn(np.arange(9, dtype=np.float32), inputs, 3, seed=0)]
+    [2, 4, 5]
+    """
+    source = open_source(data, inputs)
+    if source.length is None:
+        source = in_memory(list(source.samples()))
+    chosen = frozenset(np.random.default_rng(seed).permutation(source.length or 0)[:count].tolist())
+    return [sample for i, sample in enumerate(source.samples()) if i in chosen]
+
+
 def calibration_samples(data: Any, inputs: Sequence[Value], held_out: int | None, seed: int = 0) -> Any:
     """Return data that can be read more than once, without the samples that `decides` keeps from calibration.
 

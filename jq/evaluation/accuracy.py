@@ -1,4 +1,4 @@
-"""Accuracy of classifiers: labels, scores, and a test whether two models differ by more than chance."""
+"""Accuracy of classifiers: labels, scores, and whether models differ by more than chance."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jq.data.sources import as_trained, open_source
 from jq.errors import ConfigError, DataError
 from jq.evaluation import metrics
 from jq.evaluation.infer import samples
+from jq.evaluation.paired import Paired, paired
 from jq.evaluation.results import entries
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
@@ -45,9 +46,10 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """Accuracy of classifiers on the same samples, and where the first two disagree."""
+    """Accuracy of classifiers on the same samples, how far the others are from the first, and where the second disagrees."""
 
     models: Mapping[str, Accuracy]
+    paired: Mapping[str, Paired] = dataclasses.field(default_factory=dict)  # each after the first, beside the first
     other_class: int | None = None  # samples that the second puts into another class than the first
     only_first: int | None = None  # samples that only the first has right
     only_second: int | None = None
@@ -59,6 +61,8 @@ class Classification:
         for name, a in self.models.items():
             top5 = "" if a.top5 is None else f", top-5 {a.top5:.2%} +- {a.top5_error:.2%}"
             lines.append(f"{name}: top-1 {a.top1:.2%} +- {a.top1_error:.2%}{top5}, {a.samples:,} samples")
+        first = next(iter(self.models))
+        lines += [f"{name} beside {first}: {difference}" for name, difference in self.paired.items()]
         if self.p is not None:
             lines.append(
                 f"another class for {self.other_class:,} samples; only the first is right on {self.only_first:,}, only the "
@@ -71,8 +75,10 @@ class Classification:
         return dataclasses.asdict(self)
 
 
-def classify(scores: Mapping[str, Scores], labels: Labels) -> Classification:
-    """Return the accuracy of each model and, for two, their disagreement and McNemar's p-value.
+def classify(scores: Mapping[str, Scores], labels: Labels, *, seed: int = 0) -> Classification:
+    """Return the accuracy of each model, and how each after the first differs from it: agreement, KL, SQNR, McNemar's p.
+
+    Intervals are those of a bootstrap, whose generator has the seed `seed`.
 
     >>> scores = {"float": Scores(np.eye(4)), "quantized": Scores(np.eye(4)[[0, 1, 2, 2]])}
     >>> found = classify(scores, Labels(np.arange(4)))
@@ -88,12 +94,17 @@ def classify(scores: Mapping[str, Scores], labels: Labels) -> Classification:
         accuracies[name] = _accuracy(right[-1], metrics.hits(result.values, wanted, 5) if several else None)
     if len(scores) < 2:
         return Classification(accuracies)
-    one, two = list(scores.values())[:2]
-    if len(right[0]) != len(right[1]) or one.names != two.names:
-        raise DataError(f"two models were run on different samples, {len(right[0])} and {len(right[1])}")
+    one, *others = scores.values()
+    beside = {}
+    for name, other in zip(list(scores)[1:], others, strict=True):
+        if len(one.values) != len(other.values) or one.names != other.names:
+            raise DataError(f"two models were run on different samples, {len(one.values)} and {len(other.values)}")
+        if one.values.shape == other.values.shape:
+            wanted = labels.of(len(one.values), one.names)
+            beside[name] = paired([one.values], [other.values], wanted, seed=seed)
     first, second = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
     apart = int((guesses[0] != guesses[1]).sum())
-    return Classification(accuracies, apart, first, second, metrics.sign_test(first, second))
+    return Classification(accuracies, beside, apart, first, second, metrics.sign_test(first, second))
 
 
 def _accuracy(top1: np.ndarray, top5: np.ndarray | None) -> Accuracy:

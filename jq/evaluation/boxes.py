@@ -13,7 +13,7 @@ import numpy as np
 from jq.data.images import letterbox
 from jq.data.sources import as_trained, open_source
 from jq.errors import DataError, suggest
-from jq.evaluation.detection import Boxes, mean_average_precision
+from jq.evaluation.detection import Boxes, Matches, matched_boxes, mean_average_precision
 from jq.evaluation.infer import samples
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
@@ -58,6 +58,9 @@ class BoxAccuracy:
     mean: float  # over IoU from 0.5 to 0.95
     at_half: float  # at IoU 0.5
     images: int
+    matches: Matches = dataclasses.field(
+        compare=False, repr=False
+    )  # which boxes are right, to hold models side by side
 
     def __str__(self) -> str:
         return f"mAP {self.mean:.2%}, at IoU 0.5 {self.at_half:.2%}, {self.images:,} images"
@@ -117,8 +120,8 @@ def box_accuracy(model: ModelLike, data: Any, truth: CocoTruth, *, reading: AnyR
         inside = np.clip(corners, 0, np.array([image.sizes[1], image.sizes[0]] * 2))
         made.append(dataclasses.replace(boxes, corners=inside))
         right.append(image.boxes)
-    means = [mean_average_precision(made, right, *thresholds) for thresholds in ((), ((0.5,),))]
-    return BoxAccuracy(means[0], means[1], len(made))
+    matches = matched_boxes(made, right)
+    return BoxAccuracy(matches.mean(), mean_average_precision(made, right, (0.5,)), len(made), matches)
 
 
 def _sizes(graph: Graph, sample: Mapping[str, np.ndarray]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jq.errors import DataError
+from jq.evaluation.estimates import TAIL, Estimate
 
 COCO_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 COCO_BOXES = 100  # of one image and class, those with the best scores
@@ -51,32 +52,86 @@ def mean_average_precision(
     >>> round(mean_average_precision([shifted], [true]), 6)
     0.7
     """
+    return matched_boxes(detections, truth, thresholds).mean()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassMatches:
+    """The boxes of one class that were found in all images, the best first."""
+
+    images: np.ndarray  # in which image each was found
+    right: np.ndarray  # bool [thresholds, found]
+    true: np.ndarray  # true boxes of each image
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Matches:
+    """The boxes that are right, so that images can count several times, or not at all."""
+
+    images: int
+    classes: tuple[ClassMatches, ...]  # those with a true box
+
+    def mean(self, weights: np.ndarray | None = None) -> float:
+        """The mean average precision, where each image counts `weights` times; NaN without a true box."""
+        weights = np.ones(self.images) if weights is None else weights
+        parts = [part for own in self.classes for part in _average_precisions(own, weights)]
+        return float(np.mean(parts)) if parts else float("nan")
+
+    def change(self, other: Matches, *, seed: int = 0, resamples: int = 500) -> Estimate:
+        """The other's mean less this one's, with its interval over images that are drawn again, with replacement."""
+        rng, changes = np.random.default_rng(seed), []
+        for _ in range(resamples):
+            weights = np.bincount(rng.integers(0, self.images, self.images), minlength=self.images)
+            changes.append(other.mean(weights) - self.mean(weights))
+        low, high = np.nanpercentile(changes, [TAIL, 100 - TAIL])
+        return Estimate(other.mean() - self.mean(), float(low), float(high))
+
+
+def matched_boxes(
+    detections: Sequence[Boxes], truth: Sequence[Boxes], thresholds: Sequence[float] = COCO_THRESHOLDS
+) -> Matches:
+    """Return which boxes of each class are right at each threshold."""
     here, there = len(detections), len(truth)
     if here != there:
         raise DataError(f"boxes were found in {here} images and are true in {there}; expected one to one")
     if any(image.scores is None for image in detections):
         raise DataError("the boxes found have no scores")
     classes = sorted({int(c) for image in truth for c in image.classes})
-    parts = [_average_precision(detections, truth, c, t) for c in classes for t in thresholds]
-    return float(np.mean(parts)) if parts else float("nan")
+    return Matches(here, tuple(_matches(detections, truth, c, thresholds) for c in classes))
 
 
-def _average_precision(detections: Sequence[Boxes], truth: Sequence[Boxes], which: int, threshold: float) -> float:
-    scores, right, true_boxes = [], [], 0
-    for have, want in zip(detections, truth, strict=True):
+def _matches(
+    detections: Sequence[Boxes], truth: Sequence[Boxes], which: int, thresholds: Sequence[float]
+) -> ClassMatches:
+    scores, right, images, true = [], [], [], []
+    for i, (have, want) in enumerate(zip(detections, truth, strict=True)):
         assert have.scores is not None
         mine = np.flatnonzero(have.classes == which)
         mine = mine[np.argsort(-have.scores[mine], kind="stable")][:COCO_BOXES]
         wanted = want.corners[want.classes == which]
+        overlaps = _overlaps(have.corners[mine], wanted)
         scores.append(have.scores[mine])
-        right.append(_matched(_overlaps(have.corners[mine], wanted), threshold))
-        true_boxes += len(wanted)
+        right.append(np.stack([_matched(overlaps, t) for t in thresholds]))
+        images.append(np.full(len(mine), i))
+        true.append(len(wanted))
     order = np.argsort(-np.concatenate(scores), kind="stable")
-    counted = np.cumsum(np.concatenate(right)[order])
-    precision = counted / np.arange(1, len(counted) + 1)
-    precision = np.maximum.accumulate(precision[::-1])[::-1]  # at a recall: the best at this or a higher one
-    at = np.searchsorted(counted / true_boxes, _RECALLS, side="left")
-    return float(np.append(precision, 0.0)[at].mean())  # recalls that are not reached have 0
+    return ClassMatches(np.concatenate(images)[order], np.concatenate(right, 1)[:, order], np.array(true))
+
+
+def _average_precisions(own: ClassMatches, weights: np.ndarray) -> list[float]:
+    """The average precision at each threshold; none where no image that counts has a true box."""
+    true, each = float((own.true * weights).sum()), weights[own.images]
+    if not true:
+        return []
+    counted, seen = np.cumsum(own.right * each, axis=1), np.maximum(np.cumsum(each), 1)
+    precision = np.maximum.accumulate((counted / seen)[:, ::-1], axis=1)[
+        :, ::-1
+    ]  # at a recall: the best at this or higher
+    precision = np.concatenate(
+        [precision, np.zeros((len(precision), 1))], axis=1
+    )  # recalls that are not reached have 0
+    at = [np.searchsorted(recalls, _RECALLS, side="left") for recalls in counted / true]
+    return [float(line[places].mean()) for line, places in zip(precision, at, strict=True)]
 
 
 def _overlaps(detected: np.ndarray, truth: np.ndarray) -> np.ndarray:  # IoU [found, truth]

@@ -30,14 +30,17 @@ from jq.evaluation.accuracy import (
     model_scores,
     read_labels,
 )
+from jq.evaluation.estimates import Estimate, bootstrap
+from jq.evaluation.paired import Paired, measures, paired, summarized
 from jq.evaluation.results import Entry, entries
 from jq.evidence.lint_rules import Finding
 from jq.util import files
 from jq.util.progress import progress_bar
 
 __all__ = [
-    "METRICS", "Accuracy", "Classification", "Evaluation", "Labels", "MetricTotal", "ResultRow", "Scores", "classify",
-    "compare_folders", "folder_scores", "model_scores", "read_labels",
+    "METRICS", "Accuracy", "Classification", "Estimate", "Evaluation", "Labels", "MetricTotal", "Paired", "ResultRow",
+    "Scores", "bootstrap", "classify", "compare_folders", "folder_scores", "measures", "model_scores", "paired",
+    "read_labels", "summarized",
 ]  # fmt: skip
 
 METRICS = ("cosine", "l2", "psnr", "ssim")

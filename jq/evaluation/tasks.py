@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jq.data import arrays
 from jq.data.sources import as_trained, open_source
 from jq.errors import DataError, check_choice
+from jq.evaluation.estimates import TAIL, Estimate
 from jq.evaluation.infer import samples
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
@@ -50,6 +52,27 @@ def read_truth(path: Path) -> Any:
     return files.document(path) if path.suffix == ".json" else files.text(path).splitlines()
 
 
+@dataclasses.dataclass(frozen=True)
+class SampleMetric:
+    """A metric of rows, one for each sample, so that models can be held side by side on samples that are drawn again."""
+
+    each: Callable[[Outputs, Any], np.ndarray]  # [samples, columns]
+    of: Callable[[np.ndarray], float]  # of the rows of some samples
+
+    def __call__(self, outputs: Outputs, truth: Any) -> float:
+        """The metric of all samples."""
+        return self.of(self.each(outputs, truth))
+
+    def change(self, reference: np.ndarray, rows: np.ndarray, *, seed: int = 0, resamples: int = 1000) -> Estimate:
+        """The metric of some rows less that of a reference's, with its interval over the samples."""
+        rng, changes = np.random.default_rng(seed), []
+        for _ in range(resamples):
+            drawn = rng.integers(0, len(rows), len(rows))
+            changes.append(self.of(rows[drawn]) - self.of(reference[drawn]))
+        low, high = np.percentile(changes, [TAIL, 100 - TAIL])
+        return Estimate(self.of(rows) - self.of(reference), float(low), float(high))
+
+
 def mean_iou(outputs: Outputs, truth: Any) -> float:
     """Return the mean over classes of intersection over union, of scores [1, classes, height, width] and masks of classes.
 
@@ -59,20 +82,7 @@ def mean_iou(outputs: Outputs, truth: Any) -> float:
     >>> mean_iou({"y": [scores]}, np.array([[[0, 1], [0, 1]]])).__round__(3)
     0.583
     """
-    shared, either = np.zeros(0), np.zeros(0)
-    for scores, mask in _with_truth(outputs, truth):
-        if scores.ndim != 4 or scores.shape[2:] != mask.shape:
-            raise DataError(
-                f"masks need scores [1, classes, height, width] and truth [height, width]; got {scores.shape}, {mask.shape}"
-            )
-        classes = scores.shape[1]
-        guess, kept = scores[0].argmax(0), (mask >= 0) & (mask != 255)
-        table = np.bincount(classes * mask[kept].astype(int) + guess[kept], minlength=classes**2).astype(float)
-        table = table[: classes**2].reshape(classes, classes)
-        both = np.diag(table)
-        shared, either = (np.resize(v, classes) if v.size else np.zeros(classes) for v in (shared, either))
-        shared, either = shared + both, either + table.sum(0) + table.sum(1) - both
-    return float((shared[either > 0] / either[either > 0]).mean())
+    return METRICS["masks"](outputs, truth)
 
 
 def words(outputs: Outputs, truth: Any) -> float:
@@ -84,12 +94,7 @@ def words(outputs: Outputs, truth: Any) -> float:
     >>> words({"y": [steps]}, np.array([[1, 1, 2, 0]]))
     1.0
     """
-    right = []
-    for scores, word in _with_truth(outputs, truth):
-        best = scores.reshape(-1, scores.shape[-1]).argmax(-1)
-        read = best[np.flatnonzero(np.diff(best, prepend=-1) != 0)]
-        right.append(np.array_equal(read[read != 0], word[word != 0]))
-    return float(np.mean(right))
+    return METRICS["words"](outputs, truth)
 
 
 def spearman(outputs: Outputs, truth: Any) -> float:
@@ -99,14 +104,7 @@ def spearman(outputs: Outputs, truth: Any) -> float:
     >>> round(spearman({"y": pairs}, np.array([5.0, 1.0])), 6)
     1.0
     """
-    rows = np.stack([np.ravel(v).astype(np.float64) for v in next(iter(outputs.values()))])
-    if len(rows) != 2 * len(truth):
-        raise DataError(
-            f"spearman needs two samples for each score of the truth; got {len(rows)} and {len(truth)} scores"
-        )
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    one, other = (_ranks(v) for v in ((rows[::2] * rows[1::2]).sum(1), np.asarray(truth, np.float64)))
-    return float(np.corrcoef(one, other)[0, 1])
+    return METRICS["spearman"](outputs, truth)
 
 
 def cosine(outputs: Outputs, truth: Any) -> float:
@@ -115,17 +113,75 @@ def cosine(outputs: Outputs, truth: Any) -> float:
     >>> cosine({"y": [np.float32([[3, 4]])]}, np.array([[3.0, 4.0]])).__round__(6)
     1.0
     """
+    return METRICS["cosine"](outputs, truth)
+
+
+def _areas(outputs: Outputs, truth: Any) -> np.ndarray:
+    """The intersections of each class, then the unions."""
+    rows = []
+    for scores, mask in _with_truth(outputs, truth):
+        if scores.ndim != 4 or scores.shape[2:] != mask.shape:
+            raise DataError(
+                f"masks need scores [1, classes, height, width] and truth [height, width]; got {scores.shape}, {mask.shape}"
+            )
+        classes = scores.shape[1]
+        guess, kept = scores[0].argmax(0), (mask >= 0) & (mask != 255)
+        table = np.bincount(classes * mask[kept].astype(int) + guess[kept], minlength=classes**2).astype(float)
+        table = table[: classes**2].reshape(classes, classes)
+        both = np.diag(table)
+        rows.append(np.concatenate([both, table.sum(0) + table.sum(1) - both]))
+    return np.stack(rows)
+
+
+def _iou(areas: np.ndarray) -> float:
+    shared, either = np.split(areas.sum(0), 2)
+    return float((shared[either > 0] / either[either > 0]).mean())
+
+
+def _words_read(outputs: Outputs, truth: Any) -> np.ndarray:
+    right = []
+    for scores, word in _with_truth(outputs, truth):
+        best = scores.reshape(-1, scores.shape[-1]).argmax(-1)
+        read = best[np.flatnonzero(np.diff(best, prepend=-1) != 0)]
+        right.append([float(np.array_equal(read[read != 0], word[word != 0]))])
+    return np.array(right)
+
+
+def _pairs(outputs: Outputs, truth: Any) -> np.ndarray:
+    """The cosine of each pair and its score."""
+    rows = np.stack([np.ravel(v).astype(np.float64) for v in next(iter(outputs.values()))])
+    if len(rows) != 2 * len(truth):
+        raise DataError(
+            f"spearman needs two samples for each score of the truth; got {len(rows)} and {len(truth)} scores"
+        )
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    return np.stack([(rows[::2] * rows[1::2]).sum(1), np.asarray(truth, np.float64)], axis=1)
+
+
+def _rank_correlation(pairs: np.ndarray) -> float:
+    one, other = (_ranks(v) for v in pairs.T)
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _cosines(outputs: Outputs, truth: Any) -> np.ndarray:
     cosines = []
     for value, row in _with_truth(outputs, truth):
         x, y = (np.ravel(v).astype(np.float64) for v in (value, row))
-        cosines.append(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-30))
-    return float(np.mean(cosines))
+        cosines.append([x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-30)])
+    return np.array(cosines)
 
 
-METRICS: Mapping[str, Metric] = {"masks": mean_iou, "words": words, "spearman": spearman, "cosine": cosine}
+def _mean(rows: np.ndarray) -> float:
+    return float(rows.mean())
 
 
-def metric_named(name: str) -> Metric:
+METRICS: Mapping[str, SampleMetric] = {
+    "masks": SampleMetric(_areas, _iou), "words": SampleMetric(_words_read, _mean),
+    "spearman": SampleMetric(_pairs, _rank_correlation), "cosine": SampleMetric(_cosines, _mean),
+}  # fmt: skip
+
+
+def metric_named(name: str) -> SampleMetric:
     """Return one of the metrics here by its name."""
     check_choice("--metric", name, ("boxes", *METRICS))  # of which `boxes.py` has the first
     return METRICS[name]

@@ -89,6 +89,10 @@ class Graph:
     declared: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: what is derived from them is derived again, and programs stay in their process."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     def _repr_html_(self) -> str:
         sides = (f"{side} {value}" for side, values in (("in", self.inputs), ("out", self.outputs)) for value in values)
         rows = [(n.qualified, n.name, ", ".join(n.inputs), ", ".join(n.outputs)) for n in self.nodes]

@@ -4,6 +4,7 @@ from jq.research.ablation import ablate, work_of
 from jq.research.climbing import auto
 from jq.research.curvature import fisher, hessian_trace
 from jq.research.descent import Step
+from jq.research.executors import Executor, Processes
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
 from jq.research.exponents import Search, search_exponents
 from jq.research.goals import Goal
@@ -20,11 +21,13 @@ __all__ = [
     "AutoResult",
     "Candidate",
     "Climb",
+    "Executor",
     "Experiment",
     "FormatTable",
     "Goal",
     "Limits",
     "Mixed",
+    "Processes",
     "Results",
     "Rung",
     "Score",

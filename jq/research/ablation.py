@@ -12,43 +12,39 @@ gives here, bit by bit, what `jq.quantize` gives alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
+import pickle
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
-from jq.data.arrays import Sample
-from jq.data.sources import open_source, readable_again
-from jq.data.stream import Batch, Program, Stream
+from jq.data.preprocessing import Pixels
+from jq.data.sources import drawn, open_source, readable_again
 from jq.errors import DataError
-from jq.evaluation import metrics
 from jq.graph import Graph
 from jq.graph.read import load
-from jq.passes.prepare import prepare
 from jq.pipeline import Calibrated, calibrated, corrected
 from jq.plan import Plan
-from jq.readings.fake import fake_quant
-from jq.readings.packing import pack
-from jq.readings.tracing import trace
 from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, store_of, tune_stage
 from jq.recovery.parts import Kind, Unit, keeping_programs, units
-from jq.recovery.streams import CHUNK_BYTES, Store
+from jq.recovery.streams import Store
+from jq.research.executors import Executor, Shipped, performed, shipping
 from jq.research.experiment import Experiment, Subject
 from jq.research.ledger import NUMBER, Column, Ledger, Row
+from jq.research.measuring import Bench
 from jq.research.tables import Results
 from jq.util.cache import enable
 from jq.util.digest import digest
@@ -59,11 +55,12 @@ COLUMNS: Mapping[str, Column] = {
     "hash": str, "model": str, "config": str, "seed": int, "same_as_seed": NUMBER, "options": str, "samples": int,
     "float_top1": NUMBER, "top1": NUMBER, "agreement": NUMBER, "sqnr": NUMBER, "kl": NUMBER, "seconds": NUMBER,
     "added_seconds": NUMBER, "megabytes": NUMBER, "digest": str, "jq": str, "jax": str, "jaxlib": str,
+    **{f"{name}_{end}": NUMBER for name in ("change", "agreement", "sqnr", "kl") for end in ("low", "high")},
+    "only_float": NUMBER, "only_quantized": NUMBER, "p": NUMBER, "hits": str,
 }  # fmt: skip
 # Options that only tuning reads.
 _TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop")
 _JAXLIB = importlib.metadata.version("jaxlib")
-_BATCH = 64  # samples that are measured at once, of data whose number is not known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,6 +85,7 @@ class Group:
     subject: str
     config: QuantConfig  # without finetuning
     runs: tuple[Run, ...]
+    tuning: str | None  # the finetuning of one of them, which says that data are read more than once
 
     @property
     def results(self) -> int:
@@ -104,13 +102,19 @@ class Work:
     done: tuple[Row, ...]
 
 
-def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None) -> Results:
+def ablate(
+    experiment: Experiment, output: str | os.PathLike[str] | None = None, *, executor: Executor | None = None
+) -> Results:
     """Return a row for each config on each model with each seed; append them to `output`, .jsonl or .csv.
 
     Rows that the file has already, by a hash of model, data, config, seed and versions, are not computed again, so that
     a killed run resumes. Numbers are those of `jq.quantize`, bit by bit. Rows of seeds on which nothing depends
     repeat the first one's and name it. `added_seconds` is what a row took beyond the rows before it, `seconds` what all
     of its steps took, whoever they were done for, and `megabytes` the peak of the process until then.
+
+    An `executor` computes the same rows elsewhere: `Processes(4)`, Dask's, MPI's. Runs that share more than calibration
+    stay together, and a worker keeps its last calibration. Each measure has the ends of its 95 % interval beside it, by
+    a bootstrap of the samples whose seed is 0; `change` is top-1 less that of the float model.
 
     >>> from jq.research import Experiment, Subject, ablate, grid
     >>> model = Subject.bundled("fashion_resnet", samples=16)
@@ -124,13 +128,12 @@ def ablate(experiment: Experiment, output: str | os.PathLike[str] | None = None)
     work = _work(experiment, sources, ledger.rows)
     total = sum(len(g.runs) for g in work.groups)
     wanted = [run.hash for run in runs_of(experiment, sources)]
-    with progress_bar("ablate", total, "runs") as advance, keeping_programs():
-        for _, groups in _by(work.groups, lambda g: g.subject):
-            bench = _Bench.of(sources[groups[0].subject])
-            for group in groups:
-                for row in _rows(group, sources[group.subject], bench):
-                    ledger.append(row)
-                    advance(1)
+    with progress_bar("ablate", total, "runs") as advance:
+        made = _here(work, sources) if executor is None else _elsewhere(work, sources, executor)
+        with contextlib.closing(made) as rows_made:
+            for row in rows_made:
+                ledger.append(row)
+                advance(1)
     rows = {row["hash"]: row for row in ledger.rows}
     return Results([rows[h] for h in wanted])
 
@@ -145,13 +148,16 @@ def _work(experiment: Experiment, sources: Mapping[str, _Source], rows: Sequence
     done = {row["hash"]: row for row in rows}
     runs = runs_of(experiment, sources)
     left = _by([r for r in runs if r.hash not in done], lambda r: (r.subject, _trunk(r, sources[r.subject])))
-    groups = tuple(Group(subject, config, tuple(alike)) for (subject, config), alike in left)
+    groups = tuple(
+        Group(subject, config, tuple(alike), next((r.config.finetune for r in alike if r.stages), None))
+        for (subject, config), alike in left
+    )
     return Work(groups, tuple(done[r.hash] for r in runs if r.hash in done))
 
 
 def _trunk(run: Run, source: _Source) -> QuantConfig:
-    """The config of the steps before finetuning, where only random data depend on the seed."""
-    plain, seed = QuantConfig(), run.config.seed if source.data is None else 0
+    """The config of the steps before finetuning, where only data that are random or drawn depend on the seed."""
+    plain, seed = QuantConfig(), run.config.seed if source.data is None or source.count is not None else 0
     return run.config.replace(**{name: getattr(plain, name) for name in _TUNING}, seed=seed)
 
 
@@ -169,9 +175,32 @@ class _Source:
 
     graph: Graph
     data: Any  # of calibration; None for random ones
+    count: int | None  # samples of them that a seed draws; None for all
     evaluation: Any
     labels: np.ndarray | None
     identity: str
+
+    def calibration(self, seed: int) -> Any:
+        """The data that a run of this seed sees."""
+        return self.data if self.count is None else drawn(self.data, self.graph.inputs, self.count, seed)
+
+    @property
+    def travelling(self) -> _Source:
+        """A copy for another machine: places of files are absolute, and data that cannot be pickled are samples."""
+        parts = {name: _travelling(getattr(self, name), self.graph) for name in ("data", "evaluation")}
+        return dataclasses.replace(self, **parts)
+
+
+def _travelling(data: Any, graph: Graph) -> Any:
+    if isinstance(data, Pixels):
+        return dataclasses.replace(data, data=_travelling(data.data, graph))
+    if isinstance(data, (str, os.PathLike)):
+        return Path(data).absolute()
+    try:
+        pickle.dumps(data)
+    except Exception:  # whatever a user's class raises
+        return list(open_source(data, graph.inputs).samples())
+    return data
 
 
 def _opened(subject: Subject) -> _Source:
@@ -182,8 +211,10 @@ def _opened(subject: Subject) -> _Source:
         raise DataError("an ablation without data needs evaluation data: random data of each seed cannot be compared")
     sources = [part if part is None else open_source(part, graph.inputs) for part in (data, evaluation)]
     digests = [[] if source is None else [*map(digest, source.samples())] for source in sources]
+    count = subject.samples if subject.samples is not None and subject.samples < len(digests[0]) else None
     labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
-    return _Source(graph, data, evaluation, subject.labels, digest(graph, *digests, labels))
+    identity = digest(graph, *digests, labels, *(() if count is None else (count,)))
+    return _Source(graph, data, count, evaluation, subject.labels, identity)
 
 
 def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]:
@@ -198,18 +229,75 @@ def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]
     return runs
 
 
+# --- Where groups are computed ---
+
+
+def _here(work: Work, sources: Mapping[str, _Source]) -> Generator[Row, None, None]:
+    with keeping_programs():
+        for subject, groups in _by(work.groups, lambda g: g.subject):
+            source = sources[subject]
+            bench = _bench(source)
+            for group in groups:
+                start = time.perf_counter()
+                yield from _rows(group, bench, *_common(source, group), start)
+
+
+def _elsewhere(work: Work, sources: Mapping[str, _Source], executor: Executor) -> Generator[Row, None, None]:
+    """The rows as groups end: those of runs that have nothing in common but calibration are apart."""
+    with shipping() as ship:
+        shipped = {name: ship(sources[name].travelling) for name in {g.subject for g in work.groups}}
+        items = [(shipped[g.subject], part) for g in work.groups for part in _parts(g)]
+        with contextlib.closing(performed(executor, _worked, items)) as results:
+            for _, rows in results:
+                yield from rows
+
+
+def _parts(group: Group) -> list[Group]:
+    """The runs of a group that share no stage of finetuning with the others."""
+
+    def first_stage(run: Run) -> tuple[Any, ...]:
+        return (run.stages[0], run.config.finetune_steps, run.config.finetune_rate) if run.stages else ()
+
+    return [dataclasses.replace(group, runs=tuple(runs)) for _, runs in _by(group.runs, first_stage)]
+
+
+def _worked(shipped: Shipped, group: Group) -> list[Row]:
+    """In a worker: the rows of a group; the last model's float outputs, and the last calibration, are kept."""
+    enable()
+    bench, start = _shared_bench(shipped), time.perf_counter()
+    common = _shared_common(shipped, group.config, group.tuning)
+    with keeping_programs():
+        return list(_rows(group, bench, *common, start))
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_bench(shipped: Shipped) -> Bench:
+    return _bench(shipped.value)
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_common(shipped: Shipped, config: QuantConfig, tuning: str | None) -> tuple[Calibrated, float]:
+    return _common(shipped.value, Group("", config, (), tuning))
+
+
+def _bench(source: _Source) -> Bench:
+    return Bench.of(source.graph, source.evaluation, source.labels)
+
+
+def _common(source: _Source, group: Group) -> tuple[Calibrated, float]:
+    """The calibration that all runs of a group begin with, and its seconds."""
+    start = time.perf_counter()
+    # With a stage named the data stay readable; no step of these looks further at it.
+    made = calibrated(source.graph, source.calibration(group.config.seed), group.config.replace(finetune=group.tuning))
+    return made, time.perf_counter() - start
+
+
 # --- A group of runs, as a tree of steps ---
 
 
-def _rows(group: Group, source: _Source, bench: _Bench) -> Iterator[Row]:
-    """The rows of a group, one by one."""
-    start = time.perf_counter()
-    any_tuning = next((r.config.finetune for r in group.runs if r.stages), None)
-    # With a stage named the data stay readable; no step of these looks further at it.
-    common = calibrated(source.graph, source.data, group.config.replace(finetune=any_tuning))
-    tree, spent = _Tree(common, group.config), time.perf_counter() - start
-    measured = bench.measurer(common.graph)
-    last = start
+def _rows(group: Group, bench: Bench, common: Calibrated, spent: float, start: float) -> Iterator[Row]:
+    """The rows of a group that began at `start`, one by one; calibration took `spent`."""
+    tree, measured, last = _Tree(common, group.config), bench.measurer(common.graph), start
     for runs, graph, params, plan, seconds in tree.leaves(group.runs):
         begun = time.perf_counter()
         measures = measured(graph, params, plan)
@@ -296,74 +384,3 @@ def _peak() -> int:
     """Megabytes that the process has had at most."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(most / (1 << 20 if sys.platform == "darwin" else 1 << 10))
-
-
-# --- Measures ---
-
-Measure = Callable[[Graph, Mapping[str, Any], Plan], dict[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Bench:
-    """The evaluation data of a model, and the float model's outputs on them."""
-
-    stream: Stream
-    batches: list[Batch]
-    labels: np.ndarray | None
-    reference: list[np.ndarray]  # each output [samples, ...]
-
-    @classmethod
-    def of(cls, source: _Source) -> _Bench:
-        """Float targets, once for all runs of a model."""
-        graph = prepare(source.graph)
-        opened, fn = open_source(source.evaluation, graph.inputs), trace(graph)
-        shapes = [[d for d in v.shape or () if isinstance(d, int)] for v in graph.values.values()]
-        largest = 4 * max((math.prod(shape) for shape in shapes), default=1)
-        stream = Stream.of(opened, max(1, min(CHUNK_BYTES // largest, opened.length or _BATCH)), fn)
-        batches = list(stream.batches())
-        program = _outputs(fn, stream)
-        return cls(stream, batches, source.labels, stream.rows(program, pack(graph), batches, concurrent=True))
-
-    def measurer(self, graph: Graph) -> Measure:
-        """The function that measures quantizations of one graph; one program, as weights and plans are arguments."""
-        qfn = fake_quant(graph)
-        program = _outputs(lambda given, sample: qfn(given[0], given[1], sample), self.stream)
-
-        def measure(own: Graph, params: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-            arguments = pack(own.with_arrays({**own.arrays, **params})), jax.tree.map(jnp.asarray, plan)
-            return self._compared(self.stream.rows(program, arguments, self.batches, concurrent=True))
-
-        return measure
-
-    def _compared(self, outputs: list[np.ndarray]) -> dict[str, Any]:
-        pairs = [(a, b) for a, b in zip(self.reference, outputs, strict=True) if a.dtype.kind == "f"]
-        signal = sum(float(np.sum(np.square(a, dtype=np.float64))) for a, _ in pairs)
-        noise = sum(float(np.sum(np.square(a.astype(np.float64) - b))) for a, b in pairs)
-        sqnr = decibels(signal, noise) if signal and noise else None
-        samples, classes = len(outputs[0]), [p for p in pairs if p[0].ndim <= 3 and p[0].shape[-1] > 1]
-        row: dict[str, Any] = {"samples": samples, "sqnr": sqnr}
-        row |= dict.fromkeys(("float_top1", "top1", "agreement", "kl"))
-        if classes:
-            one, two = (a.reshape(-1, a.shape[-1]).astype(np.float64) for a in classes[0])
-            row["agreement"] = float(np.mean(one.argmax(-1) == two.argmax(-1)))
-            row["kl"] = float(np.mean(np.sum(np.exp(_log(one)) * (_log(one) - _log(two)), -1)))
-            if self.labels is not None:
-                row |= {"float_top1": metrics.topk(one, self.labels), "top1": metrics.topk(two, self.labels)}
-        return row
-
-
-def _outputs(fn: Callable[[Any, Sample], Mapping[str, Any]], stream: Stream) -> Program:
-    """The compiled program of all outputs of a function of arguments and one sample."""
-
-    def program(arguments: Any, inputs: Sample, _: Any) -> list[Any]:
-        return list(jax.vmap(lambda sample: fn(arguments, {**sample, **stream.known}))(inputs).values())
-
-    return stream.spread(program)
-
-
-def _log(scores: np.ndarray) -> np.ndarray:
-    """Logarithms of probabilities, which scores are or become by softmax."""
-    if scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3):
-        return np.log(np.maximum(scores, 1e-12))
-    shifted = scores - scores.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

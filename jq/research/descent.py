@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from jq.config import QuantConfig
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
 from jq.plan import Plan
-from jq.research.segments import SampleBlock, Segments, State
+from jq.research.segments import PlanLosses, SampleBlock
 from jq.util.progress import unit_bar
 
 _SURE = 1.0  # standard errors by which a move must pay, on average over the samples
@@ -76,7 +77,7 @@ class _Beam:
 
 
 def descend(
-    segments: Segments, blocks: Sequence[SampleBlock], way: Way, moves: Moves, width: int, sweeps: int
+    segments: PlanLosses, blocks: Sequence[SampleBlock], way: Way, moves: Moves, width: int, sweeps: int
 ) -> Iterator[Way]:
     """Yield the best way after each segment of each sweep.
 
@@ -104,7 +105,7 @@ def descend(
 
 
 def _expanded(
-    segments: Segments, segment: int, beams: list[_Beam], states: Sequence[list[State]], blocks: Sequence[SampleBlock],
+    segments: PlanLosses, segment: int, beams: list[_Beam], states: Sequence[list[Any]], blocks: Sequence[SampleBlock],
     group: Sequence[str], moves: Moves, width: int,
 ) -> list[_Beam]:  # fmt: skip
     """The best beams among these and those after a move of a group."""

@@ -20,7 +20,7 @@ from jq.errors import ConfigError, DataError, suggest
 from jq.evaluation.accuracy import read_labels
 from jq.graph.read import ModelLike
 
-_SAMPLES = 128  # of the bundled calibration set, where a file does not say how many
+_SAMPLES = 128  # that a seed draws of the bundled calibration set, where a file does not say how many
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,17 +31,23 @@ class Subject:
     data: Any = None  # as `jq.calibrate` takes it
     evaluation: Any = None  # likewise; `data` by default
     labels: np.ndarray | None = None  # of the evaluation's samples
+    samples: int | None = None  # how many of `data` each seed draws; None for all of them, whatever the seed
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.samples, int) and not isinstance(self.samples, bool)
+        if self.samples is not None and not (whole and self.samples >= 1):
+            raise ConfigError(f"samples is {self.samples!r}; expected how many a seed draws, at least 1")
 
     @classmethod
     def bundled(cls, name: str, samples: int = _SAMPLES) -> Subject:
-        """A bundled model with its data.
+        """A bundled model with its data, of which each seed draws `samples` to calibrate on.
 
         >>> Subject.bundled("fashion_resnet").labels.shape
         (3000,)
         """
         images, labels = zoo.evaluation_set()
-        data = zoo.calibration_set()[0][:samples]
-        return cls(model=zoo.path(name), data=data, evaluation=images, labels=labels)
+        data = zoo.calibration_set()[0]
+        return cls(model=zoo.path(name), data=data, evaluation=images, labels=labels, samples=samples)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +56,7 @@ class Experiment:
 
     subjects: Mapping[str, Subject]  # models with their data, by name
     configs: Mapping[str, QuantConfig]  # by name
-    seeds: Sequence[int] = (0,)  # each in place of the configs' own
+    seeds: Sequence[int] = (0,)  # each in place of the configs' own; it also draws the subjects' `samples`
 
     def __post_init__(self) -> None:
         for name in ("subjects", "configs", "seeds"):
@@ -110,7 +116,7 @@ def _those(subjects: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]
 
 def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]) -> Experiment:
     _check(document, {"models": (list, dict), "seeds": list, "samples": int, "grid": dict, "configs": dict}, "")
-    samples, given = document.get("samples", _SAMPLES), document.get("models", list(zoo.models()))
+    samples, given = document.get("samples"), document.get("models", list(zoo.models()))
     models = _those(given if isinstance(given, dict) else {str(name): {} for name in given}, only)
     subjects = {name: _subject(name, entry, samples, folder) for name, entry in models.items()}
     configs: dict[str, QuantConfig] = {}
@@ -129,17 +135,18 @@ def _experiment(document: Mapping[str, Any], folder: Path, only: Collection[str]
     return Experiment(subjects=subjects, configs=configs, seeds=document.get("seeds", [0]))
 
 
-def _subject(name: str, entry: Any, samples: int, folder: Path) -> Subject:
+def _subject(name: str, entry: Any, samples: int | None, folder: Path) -> Subject:
     if not isinstance(entry, dict):
         raise ConfigError(f"models.{name} needs a table; got {entry!r}")
     _check(entry, {"path": str, "data": str, "evaluation": str, "labels": str, "label_offset": int}, f"models.{name}.")
     if "path" not in entry:
         if entry:
             raise ConfigError(f"models.{name} needs a path; got {', '.join(entry)}")
-        return Subject.bundled(name, samples)
+        return Subject.bundled(name, samples or _SAMPLES)
     places = {k: _place(entry[k], folder) for k in ("path", "data", "evaluation", "labels") if k in entry}
     labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0)).values
-    return Subject(model=places.pop("path"), labels=labels, **{k: v for k, v in places.items() if k != "labels"})
+    data = {k: v for k, v in places.items() if k != "labels"}
+    return Subject(model=data.pop("path"), labels=labels, samples=samples, **data)
 
 
 def _place(text: str, folder: Path) -> Path:

@@ -7,6 +7,7 @@ move that it does not confirm is not kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -20,7 +21,9 @@ from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.data_shapes import traceable
 from jq.research.descent import Moves, Step, Way, descend
-from jq.research.segments import Loss, Segments, blocks_of
+from jq.research.executors import Executor
+from jq.research.searching import SearchedNetwork, elsewhere
+from jq.research.segments import Loss, PlanLosses, SampleBlock, blocks_of
 from jq.research.sequential import in_turn
 from jq.research.weighted import at_least_cost
 from jq.util import markup
@@ -64,6 +67,7 @@ def search_exponents(
     weights: bool = True,
     width: int = 4,
     sweeps: int = 1,
+    executor: Executor | None = None,
 ) -> Search:
     """Return a plan with other powers of two, with which the graph's outputs are nearer to what it computes in floats.
 
@@ -77,7 +81,8 @@ def search_exponents(
     that are the softmax over their classes (kl). No labels are needed. `params` are the weights that are rounded, by
     default the graph's own, which are the float network's in any case: see `jq.correct_biases`. Every fourth sample is
     held back, and the plan returned is the one, of those on the way, the given one among them, that has the least loss
-    on these.
+    on these. An `executor` computes the losses of coordinate, of beam and of the samples held back elsewhere, with the same
+    numbers.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -97,35 +102,57 @@ def search_exponents(
     if not moves.groups:
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
     kept, apart = blocks_of(graph, data, config, apart=_APART)
-    segments = Segments.of(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
+    network = SearchedNetwork(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
+    local = network.segments()
+    place: contextlib.AbstractContextManager[PlanLosses] = contextlib.nullcontext(local)
+    with place if executor is None else elsewhere(network, local, executor) as segments:
+        search = _Searching(network, segments, kept, apart, moves, config)
+        return search.run(_JOINT if method == "joint" else (method,), method == "joint", width, sweeps)
 
-    def ways(method: Method, way: Way) -> Iterator[Way]:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Searching:
+    """A search of a network's exponents, and the data of its two parts."""
+
+    network: SearchedNetwork
+    segments: PlanLosses
+    kept: Sequence[SampleBlock]
+    apart: Sequence[SampleBlock]
+    moves: Moves
+    config: QuantConfig
+
+    def run(self, methods: Sequence[Method], joint: bool, width: int, sweeps: int) -> Search:
+        """The best plan by these methods, each from the best before it."""
+        begin = self.segments.begin(self.apart)
+
+        def lost(way: Way) -> float:
+            losses = self.segments.losses(0, [way.plan], [0], begin, self.apart)
+            return float(np.concatenate(list(losses), 1).mean())
+
+        best = Way(self.network.plan)
+        before = least = lost(best)
+        for method in methods:
+            try:
+                tried = _some(list(self._ways(method, best, width, sweeps)))
+            except ModelError:
+                if not joint or method != "weighted":
+                    raise
+                continue  # without gradients the others are left
+            for way in tried:
+                if (loss_there := lost(way)) < least:
+                    best, least = way, loss_there
+        return Search(best.plan, before, least, best.steps)
+
+    def _ways(self, method: Method, way: Way, width: int, sweeps: int) -> Iterator[Way]:
+        graph, params = self.network.graph, self.network.params
         match method:
             case "weighted":
-                return at_least_cost(graph, kept, way, moves, loss, jax.random.key(config.seed))
+                key = jax.random.key(self.config.seed)
+                return at_least_cost(graph, self.kept, way, self.moves, self.network.loss, key)
             case "sequential":
-                return in_turn(graph, kept, way, moves, params or {})
+                return in_turn(graph, self.kept, way, self.moves, params)
             case _:
-                return descend(segments, kept, way, moves, width if method == "beam" else 1, sweeps)
-
-    begin = segments.begin(apart)
-
-    def lost(way: Way) -> float:
-        return float(np.concatenate(list(segments.losses(0, [way.plan], [0], begin, apart)), 1).mean())
-
-    best = Way(plan)
-    before = least = lost(best)
-    for each in _JOINT if method == "joint" else (method,):
-        try:
-            tried = _some(list(ways(each, best)))
-        except ModelError:
-            if method != "joint" or each != "weighted":
-                raise
-            continue  # without gradients the others are left
-        for way in tried:
-            if (loss_there := lost(way)) < least:
-                best, least = way, loss_there
-    return Search(best.plan, before, least, best.steps)
+                return descend(self.segments, self.kept, way, self.moves, width if method == "beam" else 1, sweeps)
 
 
 def _some(ways: Sequence[Way]) -> Sequence[Way]:

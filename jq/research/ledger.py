@@ -1,15 +1,21 @@
-"""The table that an ablation appends to: one line per run, whole or not there, as JSON lines or CSV."""
+"""The table that an ablation appends to: one line per run, whole or not there, as JSON lines or CSV.
+
+Several processes may append to one file. Each holds the file's lock while it writes a line at the end, or removes what a
+writer that was killed left there. Locks are those of the operating system: on NFS they need version 4, or version 3 with its
+lock service; a file system without them may mix lines, which the next reader refuses.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jq.errors import ConfigError, DataError
 from jq.util import files
@@ -47,10 +53,12 @@ class Ledger:
             return
         with files.writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab") as file:
-                head = b"" if file.tell() or self.path.suffix != ".csv" else self._csv(self.columns)
-                file.write(head + self._line(row))
-                file.flush()
+            with files.locked(self.path) as file:
+                end = _whole(file)
+                head = b"" if end or self.path.suffix != ".csv" else self._csv(self.columns)
+                line = head + self._line(row)
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
 
     def _line(self, row: Row) -> bytes:
@@ -83,7 +91,8 @@ class Ledger:
         except (ValueError, csv.Error) as error:
             raise DataError(f"{path} is no table of these runs: {error}; give the name of a new file") from error
         if whole != content:  # of a file that is a table otherwise
-            files.write(path, whole)
+            with files.writing(path), files.locked(path) as file:
+                _whole(file)
 
     def _value(self, column: str, text: str) -> Any:
         """A cell's value: JSON, and in columns of words a plain word."""
@@ -101,6 +110,20 @@ class Ledger:
                 raise ValueError(f"a row has {str(row[column])[:60]!r} as its {column!r}")
 
 
+def _whole(file: BinaryIO) -> int:
+    """Remove a last line without an end from a file that this process has locked; return where the next one begins."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    while len(tail) < end and b"\n" not in tail:
+        length = min(end, max(_TAIL, 2 * len(tail)))
+        file.seek(end - length)
+        tail = file.read(length)
+    whole = end - len(tail) + tail.rfind(b"\n") + 1
+    if whole < end:
+        file.truncate(whole)
+    return whole
+
+
 def _cell(value: Any) -> str:
     """A value in one line of CSV: words as they are, unless they break lines or look like JSON, which is all else."""
     is_word = isinstance(value, str) and len(value.splitlines()) < 2 and not value.startswith('"')
@@ -108,3 +131,4 @@ def _cell(value: Any) -> str:
 
 
 _LARGEST = 256 << 20  # bytes
+_TAIL = 1 << 16  # bytes in which the last line ends, as a rule

@@ -49,6 +49,12 @@ def losses(reference: Outputs, outputs: Outputs) -> dict[str, Array]:
     return {name: jnp.mean(jnp.stack([loss(z, y) for z, y in pairs])) for name, loss in BY_NAME.items()}
 
 
+def score_losses(graph: Graph) -> Measure:
+    """Return the losses of a graph's scores as a function of a sample's reference outputs and outputs."""
+    read = scores(graph)
+    return lambda z, y: losses(read(z), read(y))
+
+
 def divergences(graph: Graph, classes: bool = False) -> Measure:
     """Return a function from a sample's reference outputs and outputs to the error of each part of them, by name.
 

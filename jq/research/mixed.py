@@ -29,6 +29,7 @@ from jq.graph import Graph, Node
 from jq.plan import Plan
 from jq.plan.planning import make_plan
 from jq.plan.scales import channel_axes
+from jq.research.executors import Executor
 from jq.research.islands import bits, products
 from jq.research.losses import CURVED, Loss
 from jq.research.sensitivities import grouped, sensitivity
@@ -185,13 +186,14 @@ def format_table(
     screen: int | None = None,
     limit: int | None = None,
     mesh: Mesh | None = None,
+    executor: Executor | None = None,
 ) -> FormatTable:
     """Return what each layer of a prepared graph costs in each format, measured alone.
 
     `cost` counts products times the bits of both factors, an activation having those of the layer that makes it in
     (bitops), or bytes of weights (size). `formats` are options of `QuantConfig.overrides` by name. Layers are the nodes
-    with weights and their activations; what has no weights stays as `config` has it. `screen` and `limit` are those of
-    `jq.research.sensitivity`.
+    with weights and their activations; what has no weights stays as `config` has it. `screen`, `limit` and `executor` are
+    those of `jq.research.sensitivity`.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -214,7 +216,7 @@ def format_table(
     for i, options in enumerate(formats.values()):
         plan = make_plan(graph, stats, overridden(config, nodes, dict.fromkeys(nodes, options)))
         groups = {k: sorted(v) for k, v in grouped(graph, plan, "layer").items() if k in nodes}
-        measured = sensitivity(graph, plan, data, by=groups, screen=screen, **measure)
+        measured = sensitivity(graph, plan, data, by=groups, screen=screen, executor=executor, **measure)
         whole.append(measured.whole[loss] if measured.whole else math.nan)
         losses[:, i] = [max(0.0, measured[layer].loss) if layer in groups else 0.0 for layer in nodes]
         prices[:, i] = [_cost(graph, n, config.replace(overrides=(), **options), cost) for n in nodes.values()]

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,26 @@ def blocks_of(
     if not kept[0].targets:
         raise ModelError("no output of the model is of floats, so there is nothing to come near to")
     return kept, held
+
+
+class PlanLosses(Protocol):
+    """The losses of plans from a segment on, here or elsewhere; only it knows what its states are."""
+
+    @property
+    def parts(self) -> Sequence[Any]: ...  # noqa: D102
+    @property
+    def first(self) -> Mapping[str, int]: ...  # noqa: D102  the segment in which a tensor is first read or made
+
+    def begin(self, blocks: Sequence[SampleBlock]) -> list[list[Any]]: ...  # noqa: D102
+
+    def advance(  # noqa: D102
+        self, segment: int, plans: Sequence[Plan], parents: Sequence[int], states: Sequence[Sequence[Any]]
+    ) -> list[list[Any]]: ...
+
+    def losses(  # noqa: D102
+        self, segment: int, plans: Sequence[Plan], parents: Sequence[int], states: Sequence[Sequence[Any]],
+        blocks: Sequence[SampleBlock],
+    ) -> Iterator[np.ndarray]: ...  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,8 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,9 +21,10 @@ from jq.plan.placement import absorbed
 from jq.readings.data_shapes import traceable
 from jq.readings.fake import as_planned
 from jq.research.curvature import estimate
-from jq.research.lanes import Lanes
-from jq.research.losses import CURVED, LOSSES, Loss, Measure, losses, scores
-from jq.research.streaming import packed, sample_bytes, samples_at_once, streamed
+from jq.research.executors import Executor
+from jq.research.losses import CURVED, LOSSES, Loss, score_losses
+from jq.research.streaming import sample_bytes, samples_at_once, streamed
+from jq.research.walks import MeasureOf, Walk, WalkedNetwork, walked, walked_elsewhere
 from jq.util import files, markup
 
 By = Literal["tensor", "layer"]
@@ -126,6 +125,7 @@ def sensitivity(
     limit: int | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
+    executor: Executor | None = None,
 ) -> Sensitivity:
     """Return the loss at the outputs that quantizing each tensor of a plan causes, against the float network, ranked.
 
@@ -136,6 +136,7 @@ def sensitivity(
 
     All are exact, from one compiled walk that shares what they have in common. With `screen`, only that many are: those
     that rank highest by a second-order estimate from `probes` backward passes per sample. The others have the estimate.
+    An `executor` measures parts of the samples elsewhere, with the same numbers; estimates stay here.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -150,6 +151,8 @@ def sensitivity(
     check_choice("kind", kind, get_args(Kind))
     if screen is not None:
         _check_screen(screen, loss, mode)
+    if executor is not None and mesh is not None:
+        raise ConfigError("a mesh has the devices of this process: give a mesh or an executor, not both")
     plan = plan.replace(dict.fromkeys({"activations": plan.weights, "weights": plan.activations, "both": {}}[kind]))
     graph = traceable(as_planned(graph, plan))
     named = grouped(graph, plan, by)
@@ -161,12 +164,9 @@ def sensitivity(
         estimates = dict(zip(named, each.T.astype(np.float64), strict=True))
         ranked = sorted(named, key=lambda n: -estimates[n].mean())[:screen]
         chosen = {n: group for n, group in named.items() if n in ranked}
-    read = scores(graph)
-
-    def measure(z: Mapping[str, Any], y: Mapping[str, Any]) -> dict[str, Any]:
-        return losses(read(z), read(y))
-
-    measured, whole = group_losses(graph, params, plan, chosen, source, measure, mode, mesh) if chosen else ({}, {})
+    measured, whole = dict[str, dict[str, np.ndarray]](), dict[str, float]()
+    if chosen:
+        measured, whole = group_losses(graph, params, plan, chosen, source, score_losses, mode, mesh, executor)
     rows = []
     for name in named:
         exact = name in measured
@@ -232,7 +232,7 @@ def _place(graph: Graph, plan: Plan, tensors: frozenset[str]) -> tuple[int, str]
 
 def group_losses(
     graph: Graph, params: Mapping[str, Any] | None, plan: Plan, named: Mapping[str, frozenset[str]], source: Source,
-    measure: Measure, mode: Mode = "alone", mesh: Mesh | None = None,
+    measure: MeasureOf, mode: Mode = "alone", mesh: Mesh | None = None, executor: Executor | None = None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, float]]:  # fmt: skip
     """Return what `measure` gives of each group of tensors on each sample, and the means where all are quantized.
 
@@ -241,29 +241,18 @@ def group_losses(
     at_once = samples_at_once(graph)
     most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
     stream, names = streamed(graph, source, at_once, mesh), list(named)
-    everything, arguments = frozenset(plan), (packed(graph, params, stream), plan)
+    network, parts = WalkedNetwork(graph, params, plan, measure), range(0, len(names), most)
+    # The last lane is the other end: all quantized, or in `all_but_one` the float network.
+    groups = [(*(named[n] for n in names[start : start + most]), frozenset(plan)) for start in parts]
+    walks = [Walk(group, mode == "all_but_one") for group in groups]
+    results = walked(network, walks, stream) if executor is None else walked_elsewhere(network, walks, stream, executor)
     losses_of: dict[str, dict[str, np.ndarray]] = {}
     whole: dict[str, float] = {}
-    for start in range(0, len(names), most):
-        here = names[start : start + most]
-        # The last lane is the other end: all quantized, or in `all_but_one` the float network.
-        lanes = Lanes(graph, (*(named[n] for n in here), everything), inverted=mode == "all_but_one")
-
-        def program(given: Any, inputs: Mapping[str, Any], _: Any, lanes: Lanes = lanes) -> dict[str, Any]:
-            z = lanes(given[0], given[1], inputs, stream.known)
-            reference, all_quantized = (-1, 0) if lanes.inverted else (0, -1)
-            own = {k: v[reference] for k, v in z.items()}
-            order = [*range(1, len(lanes.groups)), all_quantized]
-            shown = {k: v[np.array(order)] for k, v in z.items()}
-            each = jax.vmap(jax.vmap(measure), in_axes=(None, 0), out_axes=1)(own, shown)
-            floats = [v for v in own.values() if jnp.issubdtype(v.dtype, jnp.floating)]
-            finite = [jnp.all(jnp.isfinite(v).reshape(len(v), -1), axis=1) for v in floats]
-            return {**each, "finite": jnp.all(jnp.stack(finite), axis=0)}
-
-        made = stream.rows(stream.spread(program), arguments, title="sensitivity")
+    for start, made in zip(parts, results, strict=True):
         if not (finite := made.pop("finite")).all():
             raise DataError(f"sample {int(np.argmin(finite))}: the float network's outputs have NaN or Inf")
         made = {k: v.astype(np.float64) for k, v in made.items()}
+        here = names[start : start + most]
         losses_of |= {n: {k: v[:, i] for k, v in made.items()} for i, n in enumerate(here)}
         whole = {k: float(v[:, -1].mean()) for k, v in made.items()}
     return losses_of, whole

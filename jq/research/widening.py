@@ -75,7 +75,7 @@ def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
         groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
     groups = {name: tensors for name, tensors in groups.items() if tensors}
     source = open_source(ready.data, graph.inputs, seed=ready.guarded.config.seed).limited(_LOOKED)
-    each, whole = group_losses(graph, None, plan, groups, source, measure)
+    each, whole = group_losses(graph, None, plan, groups, source, lambda _: measure)
     return {
         name: sum(float(v.mean()) / whole[k] for k, v in losses.items() if whole[k] > 0)
         for name, losses in each.items()

@@ -13,9 +13,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from jq.errors import ConfigError, DataError, Error
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 PathLike = str | os.PathLike[str]
 Form = Literal["JSON", "TOML"]
@@ -204,6 +209,27 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # a null byte in the name is a ValueError
         raise DataError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextlib.contextmanager
+def locked(path: PathLike) -> Iterator[BinaryIO]:
+    """Yield a file to append to, made if it is not there, that no other process or thread here writes until the block ends.
+
+    Each write goes to the end, in one call. Where the system has no such locks, nothing keeps others away.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for word in ("one", "two"):
+    ...         with locked(f"{folder}/words") as file:
+    ...             _ = file.write(word.encode())
+    ...     text(f"{folder}/words")
+    'onetwo'
+    """
+    check_regular(path)
+    with open(path, "a+b", buffering=0) as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of the open file: threads of this process wait, too; closing releases it
+        yield cast(BinaryIO, file)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jq.errors import DataError
+from jq.evaluation.detection import matched_boxes
 from jq.evaluation.metrics import Boxes, mean_average_precision
 
 
@@ -76,3 +77,23 @@ def test_boxes_that_do_not_fit() -> None:
         mean_average_precision([boxes(ONE)], [boxes(ONE)])
     with pytest.raises(DataError, match="one to one"):
         mean_average_precision([], [boxes(ONE)])
+
+
+def test_weights_count_images_as_copies_do(rng: np.random.Generator) -> None:
+    def some(scored: bool) -> Boxes:
+        count = int(rng.integers(0, 6))
+        corners = rng.integers(0, 12, (count, 4)).astype(float)
+        corners[:, 2:] += corners[:, :2] + 4
+        return Boxes(corners, rng.integers(0, 3, count), np.round(rng.random(count), 6) if scored else None)
+
+    found, true = [some(True) for _ in range(12)], [some(False) for _ in range(12)]
+    weights = rng.integers(0, 3, 12)
+    copies = [i for i, n in enumerate(weights) for _ in range(n)]
+    whole = mean_average_precision([found[i] for i in copies], [true[i] for i in copies])
+    matches = matched_boxes(found, true)
+    assert matches.mean(weights) == pytest.approx(
+        whole, abs=1e-3
+    )  # copies have equal scores, of which one is before the other
+    assert matches.mean() == mean_average_precision(found, true)
+    same = matches.change(matches)
+    assert (same.value, same.low, same.high) == (0, 0, 0)

@@ -11,7 +11,8 @@ import pytest
 import jq
 from jq.cli import main
 from jq.errors import DataError
-from jq.evaluation.tasks import cosine, mean_iou, model_outputs, spearman, words
+from jq.evaluation.estimates import Estimate
+from jq.evaluation.tasks import METRICS, cosine, mean_iou, model_outputs, spearman, words
 
 MODEL = jq.zoo.path("fashion_resnet")
 
@@ -46,6 +47,16 @@ def test_spearman_with_ties_is_the_correlation_of_mean_ranks(rng: np.random.Gene
     assert spearman({"y": rows}, truth) == pytest.approx(np.corrcoef(*ranks)[0, 1])
     with pytest.raises(DataError, match="two samples for each score"):
         spearman({"y": rows}, truth[:3])
+
+
+def test_changes_have_the_interval_of_what_is_drawn_again(rng: np.random.Generator) -> None:
+    one, two = (rng.random((200, 1)) < share for share in (0.9, 0.8))
+    metric = METRICS["words"]
+    found = metric.change(one.astype(float), two.astype(float))
+    error = np.std(two.astype(float) - one) / np.sqrt(200)
+    assert found.value == pytest.approx(two.mean() - one.mean())
+    assert (found.low, found.high) == pytest.approx((found.value - 1.96 * error, found.value + 1.96 * error), abs=0.012)
+    assert metric.change(one.astype(float), one.astype(float)) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_cosine_of_a_model_with_itself() -> None:
