@@ -189,9 +189,14 @@ def evaluation(folder: Path, prep: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def logits(path: str, x: np.ndarray) -> np.ndarray:
+    import onnx
     import onnxruntime as ort
 
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    if any(t.data_type in (onnx.TensorProto.UINT4, onnx.TensorProto.INT4) for t in onnx.load(path).graph.initializer):
+        # onnxruntime's extended optimizations put codes of 4 bits into a MaxPool, which then refuses them.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     parts = [session.run(None, {name: x[i : i + BATCH]})[0] for i in range(0, len(x), BATCH)]
     return np.concatenate(parts).reshape(len(x), -1)

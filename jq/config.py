@@ -44,7 +44,8 @@ Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
 STAGES = (  # of finetuning
-    "bias", "adaround", "adaround_only", "descent", "adaquant", "gptq", "gpfq", "flexround", "block", "network",
+    "bias", "adaround", "adaround_only", "descent", "adaquant", "gptq", "gpfq", "flexround", "exponents", "block",
+    "network",
 )  # fmt: skip
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
@@ -204,7 +205,8 @@ class QuantConfig:
         "stages of finetuning, joined by +. Layer by layer: bias tunes biases; adaround runs AdaRound and then coordinate "
         "descent, which adaround_only and descent run alone; adaquant moves weights to any code; gptq, gpfq and flexround are the "
         "roundings of these papers; own:name runs a rounding of your own (see `jq.finetune`). Block by block: block tunes "
-        "weights, biases and the exponents of activations. All at once: network",
+        "weights, biases and the exponents of activations. All at once: network tunes the same; "
+        "exponents searches those of activations by the outputs, with the weights that the stages before it made",
         among=STAGES,
         valid=_is_stages,
         needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
@@ -367,8 +369,9 @@ class QuantConfig:
         bits = self.end_bits or 0
 
         def widened(format: Format) -> Format:
-            narrow = isinstance(format, Integer) and format.bits < bits
-            return format_named(f"{'' if format.signed else 'u'}int{bits}") if narrow else format
+            if not isinstance(format, Integer) or format.bits >= bits:
+                return format
+            return format_named(f"{'' if format.signed else 'u'}int{bits}")
 
         return self.replace(weight=widened(self.weight), activation=widened(self.activation))
 

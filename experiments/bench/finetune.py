@@ -187,12 +187,12 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     from jq.ops.linear import linear_layer
     from jq.recovery.adaround import AdaRound
     from jq.recovery.descent import CoordinateDescent
-    from jq.recovery.finetuning import Reconstruction, Site, store_of, tune_unit
+    from jq.recovery.finetuning import Reconstruction, Site, tune_unit
     from jq.recovery.layers import _sums
     from jq.recovery.parts import units
     from jq.recovery.quadratic_form import Form
     from jq.recovery.rounding import Then
-    from jq.recovery.walk import added, walk
+    from jq.recovery.walk import added, store_of, walk
 
     config, x = jq.presets["XINT8"].replace(bias="float"), images_of(layer, args.images)
     graph = jq.prepare(jq.load(model_of(layer)), config)

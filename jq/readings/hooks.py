@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jq.errors import ModelError
 
 Array = Any
 
@@ -45,3 +48,12 @@ def _turned_backward(lost: Array, g: Array) -> tuple[Array, None, Array]:
 
 
 turned.defvjp(_turned_forward, _turned_backward)
+
+
+@contextlib.contextmanager
+def needing_gradients(what: str) -> Iterator[None]:
+    """Name a model whose outputs have none: JAX raises a ValueError for loops whose length depends on data."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(f"the model's outputs have no gradients, which {what} needs: {error}") from error

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jq.plan import QParams
 from jq.recovery.quadratic_form import Form
-from jq.recovery.rounding import along_columns, codes_of, integer_grid
+from jq.recovery.rounding import along_columns, codes_of, integer_grid, nearest
 
 Array = Any
 
@@ -65,4 +65,5 @@ class GPFQ:
             inside = jnp.abs(wanted - columns[:, k]) < grid.qmax * jnp.max(scale)  # not of an input that is never there
             return d.at[:, k].set(codes_of(jnp.where(inside, wanted, columns[:, k]), scale, grid) - columns[:, k])
 
-        return columns + jax.lax.fori_loop(0, columns.shape[1], step, jnp.zeros_like(columns))
+        d = jax.lax.fori_loop(0, columns.shape[1], step, jnp.zeros_like(columns))
+        return nearest(columns + d, qparams)

@@ -23,8 +23,7 @@ import numpy as np
 
 from jq.arithmetic.formats import INT16, INT32, Integer
 from jq.config import OWN, QuantConfig, resolve
-from jq.data.sources import open_source, readable_again
-from jq.data.stream import Stream
+from jq.data.sources import readable_again
 from jq.errors import ConfigError
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
@@ -36,14 +35,15 @@ from jq.recovery.adaquant import AdaQuant
 from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Change, Progress
 from jq.recovery.descent import CoordinateDescent
+from jq.recovery.exponents.search import searched
 from jq.recovery.feedback import GPFQ, GPTQ
 from jq.recovery.flexround import FlexRound
 from jq.recovery.layers import EXPONENTS, can_round, tune_layer
 from jq.recovery.parts import Kind, Unit, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
 from jq.recovery.rounding import Rounding, Then, nearest
-from jq.recovery.streams import CHUNK_BYTES, Store
-from jq.recovery.walk import Record, Site, Tune, rehearsed, walk
+from jq.recovery.streams import Store
+from jq.recovery.walk import Record, Site, Tune, rehearsed, store_of, walk
 from jq.util.progress import unit_bar
 
 
@@ -172,6 +172,8 @@ def tune_stage(
     done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
 ) -> tuple[dict[str, Any], Plan]:
     """Return params and plan after one of the config's stages, by its number, on the units of a group."""
+    if config.stages[number] == "exponents":
+        return _tune_exponents(graph, params, plan, store, config, skip or {}, done)
     tune = _method(graph, plan, config, group, store, number, roundings or {})
     given, skip = (graph, params, plan, group, store, tune), skip or {}
     with rehearsed(*given, skip=skip) as passed:
@@ -183,9 +185,27 @@ def tune_stage(
         return walk(*given, skip=skip, done=counted)
 
 
+def _tune_exponents(
+    graph: Graph,
+    params: dict[str, Any],
+    plan: Plan,
+    store: Store,
+    config: QuantConfig,
+    skip: Mapping[int, Change],
+    done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool],
+) -> tuple[dict[str, Any], Plan]:
+    """The stage that is a search over plans: weights stay as they are."""
+    if 0 in skip:
+        return params, plan.replace(skip[0][1])
+    start, search = time.perf_counter(), searched(graph, params, plan, store.samples(), config)
+    moved = {k: search.plan[k] for k in plan.activations if search.plan[k].scale != plan[k].scale}
+    done(0, {}, moved, Record("exponents", search.before, search.after, time.perf_counter() - start))
+    return params, search.plan
+
+
 def kind_of(stage: str) -> Kind:
     """The units that a stage tunes."""
-    return "block" if stage == "block" else "network" if stage == "network" else "layer"
+    return "block" if stage == "block" else "network" if stage in ("network", "exponents") else "layer"
 
 
 def draws(stage: str, group: list[Unit], plan: Plan) -> bool:
@@ -278,14 +298,3 @@ def _free(graph: Graph, plan: Plan, config: QuantConfig) -> list[tuple[str, ...]
     groups = moving_together(graph, plan, config)
     alike = [group for group in groups if len({float(plan[t].scale) for t in group}) == 1]
     return [group for group in alike if all(t in plan.activations for t in group)]
-
-
-def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
-    """All of the data, in chunks that fit the caches."""
-    source = open_source(data, graph.inputs, seed=config.seed)
-    largest = max(u.sample_bytes for u in units(graph, plan, "layer"))
-    count = source.length or 64
-    size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
-    size = -(-count // -(-count // size))
-    batches = Stream.of(source, size).alike("finetuning")
-    return Store({k: [b.inputs[k] for b in batches] for k in source.head}, [b.valid for b in batches], folder)

@@ -48,7 +48,7 @@ def tune_layer(
     step = functools.partial(_sums, pattern, index, site.samples, site.given)
     total = added(concurrently(step, site.floats, site.codes, site.valid))
     w, qparams = np.asarray(site.given[weight]), site.plan.weights[weight]
-    factors = np.exp2(np.float32(exponents))
+    factors = np.exp2(np.asarray(exponents, np.float32))
     tried = _solved(compiled(rounding), product.columns(w, node.attrs), qparams, total, factors)
     site, best = _planned(site, weight, factors, np.asarray(tried.by_output), allowed)
     rounded, shift = (_selected(np.asarray(a), best) for a in (tried.columns, tried.shift))

@@ -15,6 +15,7 @@ import numpy as np
 
 from jq.arithmetic import layout
 from jq.arithmetic.formats import FLOAT16, Integer
+from jq.data.arrays import Sample
 from jq.plan import QParams, QTensor
 
 Array = Any
@@ -122,6 +123,14 @@ class Store:
         samples = sum(int(v.sum()) for v in self.valid)
         count = -(-sum(map(len, self.valid)) // size)
         return list((np.arange(count * size) < samples).reshape(count, size))
+
+    def samples(self) -> list[Sample]:
+        """The samples, each once."""
+        return [
+            {k: chunks[i][j] for k, chunks in self.inputs.items()}
+            for i, valid in enumerate(self.valid)
+            for j in np.flatnonzero(valid)
+        ]
 
     def keep(self, chunks: Iterable[Kept]) -> list[Kept]:
         """The chunks of a tensor, read from disk when they are needed if there is a folder."""

@@ -15,20 +15,23 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.data.stream import concurrently
+from jq.config import QuantConfig
+from jq.data.sources import open_source
+from jq.data.stream import Stream, concurrently
 from jq.graph import Graph
 from jq.plan import Plan, QParams
 from jq.readings.fake import fake_quant
 from jq.readings.patterns import Pattern
 from jq.readings.tracing import trace
-from jq.recovery.parts import Unit, program, rehearsing
-from jq.recovery.streams import Kept, Store, regrouped
+from jq.recovery.parts import Unit, program, rehearsing, units
+from jq.recovery.streams import CHUNK_BYTES, Kept, Store, regrouped
 
 Array = Any
 Tensors = dict[str, Kept]
@@ -182,6 +185,17 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         thread.join()
     for error in failures:
         warnings.warn(f"compiling ahead of finetuning failed, which costs time alone: {error!r}", stacklevel=4)
+
+
+def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
+    """All of the data, in chunks that fit the caches."""
+    source = open_source(data, graph.inputs, seed=config.seed)
+    largest = max(u.sample_bytes for u in units(graph, plan, "layer"))
+    count = source.length or 64
+    size = max(1, min(count, CHUNK_BYTES // max(1, largest)))
+    size = -(-count // -(-count // size))
+    batches = Stream.of(source, size).alike("finetuning")
+    return Store({k: [b.inputs[k] for b in batches] for k in source.head}, [b.valid for b in batches], folder)
 
 
 def added(parts: Iterable[Any]) -> Any:

@@ -1,12 +1,13 @@
 """Sensitivities, searches and ablations: experiments on quantization, over plans, which are data."""
 
+from jq.recovery.exponents.descent import Step
+from jq.recovery.exponents.search import Search
 from jq.research.ablation import ablate, work_of
 from jq.research.climbing import auto
 from jq.research.curvature import fisher, hessian_trace
-from jq.research.descent import Step
 from jq.research.executors import Executor, Processes
 from jq.research.experiment import Experiment, Subject, grid, read_experiment
-from jq.research.exponents import Search, search_exponents
+from jq.research.exponents import search_exponents
 from jq.research.goals import Goal
 from jq.research.integer_factors import equalize_pow2
 from jq.research.judging import Score

@@ -38,9 +38,10 @@ from jq.graph import Graph
 from jq.graph.read import load
 from jq.pipeline import Calibrated, calibrated, corrected
 from jq.plan import Plan
-from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, store_of, tune_stage
+from jq.recovery.finetuning import check_tunable, draws, kind_of, rescaled, tune_stage
 from jq.recovery.parts import Kind, Unit, keeping_programs, units
 from jq.recovery.streams import Store
+from jq.recovery.walk import store_of
 from jq.research.executors import Executor, Shipped, performed, shipping
 from jq.research.experiment import Experiment, Subject
 from jq.research.ledger import NUMBER, Column, Ledger, Row

@@ -7,9 +7,8 @@ mean of squares of v'J, which one backward pass gives for every tensor: Martens,
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +20,12 @@ from jax.sharding import Mesh
 from jq.arithmetic import layout
 from jq.data.sources import Source, open_source
 from jq.data.stream import Stream
-from jq.errors import ConfigError, ModelError, check_choice, suggest
+from jq.errors import ConfigError, check_choice, suggest
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
 from jq.readings.data_shapes import traceable
-from jq.readings.hooks import Hook, kept_apart, turned
+from jq.readings.hooks import Hook, kept_apart, needing_gradients, turned
 from jq.readings.tracing import trace
 from jq.research.losses import CURVED, Loss, losses, probe, scores
 from jq.research.streaming import packed, streamed
@@ -193,15 +192,6 @@ def hessian_trace(
     with needing_gradients("hessian_trace"):
         traces = stream.rows(stream.each(one), packed(graph, params, stream), title="hessian")
     return {k: float(traces[k].mean(dtype=np.float64)) for k in shapes}
-
-
-@contextlib.contextmanager
-def needing_gradients(what: str) -> Iterator[None]:
-    """Name a model whose outputs have none: JAX raises a ValueError for loops whose length depends on data."""
-    try:
-        yield
-    except ValueError as error:
-        raise ModelError(f"the model's outputs have no gradients, which {what} needs: {error}") from error
 
 
 def check_probes(probes: int) -> None:

@@ -8,51 +8,19 @@ move that it does not confirm is not kept.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
-
-import jax
-import numpy as np
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from jq.config import QuantConfig, resolve
-from jq.errors import ConfigError, ModelError, check_choice
+from jq.errors import ConfigError, check_choice
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.data_shapes import traceable
-from jq.research.descent import Moves, Step, Way, descend
+from jq.recovery.exponents.descent import Moves
+from jq.recovery.exponents.search import APART, Method, Search, SearchedNetwork, Searching
+from jq.recovery.exponents.segments import Loss, PlanLosses, blocks_of
 from jq.research.executors import Executor
-from jq.research.searching import SearchedNetwork, elsewhere
-from jq.research.segments import Loss, PlanLosses, SampleBlock, blocks_of
-from jq.research.sequential import in_turn
-from jq.research.weighted import at_least_cost
-from jq.util import markup
-
-Method = Literal["joint", "coordinate", "beam", "weighted", "sequential"]
-
-_JOINT: tuple[Method, ...] = ("weighted", "sequential", "coordinate")
-_APART = 4  # every fourth sample is held back
-_WAYS = 16  # of a method, that are looked at there
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Search:
-    """The result of a search; losses are means over the samples held back. As text, a line for each move."""
-
-    plan: Plan
-    before: float
-    after: float
-    steps: tuple[Step, ...]  # that lead to the plan
-
-    def __repr__(self) -> str:
-        return f"Search({len(self.steps)} moves, loss {self.before:.4g} -> {self.after:.4g})"
-
-    def __str__(self) -> str:
-        return "\n".join([repr(self), *map(str, self.steps)])
-
-    def _repr_html_(self) -> str:
-        rows = [(", ".join(s.tensors), s.before, s.after, f"{s.gain:.2e}", f"{s.error:.1e}") for s in self.steps]
-        return markup.preview(repr(self), ("tensors", "exponent", "after", "gain", "+-"), rows)
+from jq.research.searching import elsewhere
 
 
 def search_exponents(
@@ -101,60 +69,9 @@ def search_exponents(
     moves = Moves.of(graph, plan, config, weights=weights)
     if not moves.groups:
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
-    kept, apart = blocks_of(graph, data, config, apart=_APART)
+    kept, apart = blocks_of(graph, data, config, apart=APART)
     network = SearchedNetwork(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
     local = network.segments()
     place: contextlib.AbstractContextManager[PlanLosses] = contextlib.nullcontext(local)
     with place if executor is None else elsewhere(network, local, executor) as segments:
-        search = _Searching(network, segments, kept, apart, moves, config)
-        return search.run(_JOINT if method == "joint" else (method,), method == "joint", width, sweeps)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Searching:
-    """A search of a network's exponents, and the data of its two parts."""
-
-    network: SearchedNetwork
-    segments: PlanLosses
-    kept: Sequence[SampleBlock]
-    apart: Sequence[SampleBlock]
-    moves: Moves
-    config: QuantConfig
-
-    def run(self, methods: Sequence[Method], joint: bool, width: int, sweeps: int) -> Search:
-        """The best plan by these methods, each from the best before it."""
-        begin = self.segments.begin(self.apart)
-
-        def lost(way: Way) -> float:
-            losses = self.segments.losses(0, [way.plan], [0], begin, self.apart)
-            return float(np.concatenate(list(losses), 1).mean())
-
-        best = Way(self.network.plan)
-        before = least = lost(best)
-        for method in methods:
-            try:
-                tried = _some(list(self._ways(method, best, width, sweeps)))
-            except ModelError:
-                if not joint or method != "weighted":
-                    raise
-                continue  # without gradients the others are left
-            for way in tried:
-                if (loss_there := lost(way)) < least:
-                    best, least = way, loss_there
-        return Search(best.plan, before, least, best.steps)
-
-    def _ways(self, method: Method, way: Way, width: int, sweeps: int) -> Iterator[Way]:
-        graph, params = self.network.graph, self.network.params
-        match method:
-            case "weighted":
-                key = jax.random.key(self.config.seed)
-                return at_least_cost(graph, self.kept, way, self.moves, self.network.loss, key)
-            case "sequential":
-                return in_turn(graph, self.kept, way, self.moves, params)
-            case _:
-                return descend(self.segments, self.kept, way, self.moves, width if method == "beam" else 1, sweeps)
-
-
-def _some(ways: Sequence[Way]) -> Sequence[Way]:
-    """Some of the plans on a method's way, the last among them."""
-    return [ways[i] for i in sorted({round(i) for i in np.linspace(len(ways) - 1, 0, _WAYS)})] if ways else ways
+        return Searching(network, segments, kept, apart, moves, config).run(method, width, sweeps)

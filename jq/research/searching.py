@@ -14,32 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from jq.data.arrays import Sample
-from jq.graph import Graph
 from jq.plan import Plan
+from jq.recovery.exponents.search import SearchedNetwork
+from jq.recovery.exponents.segments import SampleBlock, Segments, State
 from jq.research.executors import Executor, Shipped, performed, shipping
-from jq.research.segments import Loss, SampleBlock, Segments, State
 from jq.util.cache import enable
 
 _KEPT = 32  # states of blocks in a worker
 
 Moved = tuple[tuple[str, float], ...]  # tensors with other scales than the network's plan has
 History = tuple[Moved, ...]  # the plans of the segments before one
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SearchedNetwork:
-    """All that segments are made of."""
-
-    graph: Graph
-    params: Mapping[str, Any]
-    plan: Plan
-    loss: Loss
-    sample: Sample
-
-    def segments(self) -> Segments:
-        """The segments, whose programs are compiled when they are used."""
-        return Segments.of(self.graph, self.params, self.plan, self.loss, self.sample)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from onnx import TensorProto, helper
 
 import jq
 from jq.npu.constraints import moving_together, violations
+from jq.recovery.exponents.descent import Moves, Way
+from jq.recovery.exponents.segments import SampleBlock, blocks_of
+from jq.recovery.exponents.weighted import weighted_errors
 from jq.research import fisher, search_exponents, sensitivity
-from jq.research.descent import Moves, Way
-from jq.research.segments import SampleBlock, blocks_of
-from jq.research.weighted import weighted_errors
 from tests.calibration.test_calibrate import built
 from tests.research.networks import images, planned, residual
 

@@ -17,11 +17,10 @@ from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import fake_quant
 from jq.readings.patterns import Pattern
-from jq.recovery.finetuning import store_of
+from jq.recovery.exponents.descent import Moves, Step, Way
+from jq.recovery.exponents.segments import SampleBlock
 from jq.recovery.parts import program, units
-from jq.recovery.walk import Site, Tensors, added, values, walk
-from jq.research.descent import Moves, Step, Way
-from jq.research.segments import SampleBlock
+from jq.recovery.walk import Site, Tensors, added, store_of, values, walk
 
 Array = Any
 

@@ -9,7 +9,7 @@ import pytest
 
 import jq
 from jq.arithmetic.numerics import power_of_two
-from jq.research.segments import Segments, Shifts, blocks_of, is_shift
+from jq.recovery.exponents.segments import Segments, Shifts, blocks_of, is_shift
 from tests.research.networks import images, planned, residual
 
 CONFIG = jq.presets["XINT8"]

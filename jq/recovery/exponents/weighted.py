@@ -26,12 +26,11 @@ from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.fake import as_planned
-from jq.readings.hooks import Hook
+from jq.readings.hooks import Hook, needing_gradients
 from jq.readings.packing import pack
 from jq.readings.tracing import trace
-from jq.research.curvature import needing_gradients
-from jq.research.descent import Moves, Step, Way
-from jq.research.segments import Loss, SampleBlock
+from jq.recovery.exponents.descent import Moves, Step, Way
+from jq.recovery.exponents.segments import Loss, SampleBlock
 
 Array = Any
 _FEW = 4  # samples at once

@@ -13,7 +13,7 @@ from jq.config import QuantConfig
 from jq.graph import Graph
 from jq.npu.constraints import moving_together, violations
 from jq.plan import Plan
-from jq.research.segments import PlanLosses, SampleBlock
+from jq.recovery.exponents.segments import PlanLosses, SampleBlock
 from jq.util.progress import unit_bar
 
 _SURE = 1.0  # standard errors by which a move must pay, on average over the samples
