@@ -1,5 +1,5 @@
-"""`python -m jq`: see `jq.cli`."""
+"""`python -m jq`: the command `jq-quant`."""
 
-from jq.cli import main
+from jq_quant import main
 
 main()

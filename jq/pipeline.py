@@ -25,7 +25,7 @@ from jq.errors import DataError, ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.layers import CHIP, layers_of
 from jq.evidence.lint import lint
-from jq.evidence.outputs import output_error, output_losses, warn_of_outputs
+from jq.evidence.outputs import Reference, output_error, output_losses, warn_of_outputs
 from jq.evidence.report import Report, report_of
 from jq.evidence.stages import equalization_sections, finetuning_sections
 from jq.evidence.verdict import OutputsVerdict
@@ -54,6 +54,7 @@ from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files
 from jq.util.digest import digest
+from jq.util.mapped import all_like, release
 from jq.util.progress import log
 from jq.version import __version__
 
@@ -132,11 +133,14 @@ def quantize(
     pixels = preprocessing_of(data, original.inputs)
     metadata = _metadata(model, original, made.config) | (pixels.to_metadata() if pixels is not None else {})
     whole = quantized_graph(graph, plan, params, format, opset)
+    watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
+    reference = Reference.of(original, ready.data, config.seed) if watches else None  # before codes take memory as well
+    placed = place(whole, CHIPS[CHIP].backends[0]).nodes
     quantized = finished(whole.replace(metadata={**graph.metadata, **metadata}), output)
     progress.forget()  # which a run that is stopped while it exports goes on from
     log.info("exported as %s", format)
-    watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
-    kept = output_losses(original, quantized, ready.data, config.seed) if watches else OutputsVerdict()
+    del whole  # whose arrays the model holds
+    kept = output_losses(reference, quantized) if reference is not None else OutputsVerdict()
     warn_of_outputs(kept.outputs)
     facts = _facts(graph, config, ready.stats, quantized, metadata) | _choices(ready, config, plan, clips)
     facts |= {"seconds": f"{time.perf_counter() - start:.1f}"}
@@ -145,14 +149,14 @@ def quantize(
         title, graph, plan, ready.stats, facts, made.moves, lint(original, config), shipped=params, guard=made
     )
     sections = [*equalization_sections(ready.prepared, graph, plan)]
-    if config.finetune and watches:
-        untuned = output_losses(original, export(graph, made.plan), ready.data, config.seed)
+    if config.finetune and reference is not None:
+        untuned = output_losses(reference, export(graph, made.plan))
         sections += finetuning_sections((graph.params, made.plan, untuned), (params, plan, kept))
     report = dataclasses.replace(
         report,
         verdict=kept,
         sections=tuple(sections),
-        layers=layers_of(graph, plan, place(whole, CHIPS[CHIP].backends[0]).nodes),
+        layers=layers_of(graph, plan, placed),
         subject=_preset_name(config),
     )
     return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), ready.stats, made.mends)
@@ -190,6 +194,7 @@ def calibrated(
     """Return a float graph prepared, equalized and calibrated, with its plan; `saved` is a file of its statistics."""
     refuse_quantized(original)
     graph = prepare(original, config)
+    graph = graph.with_arrays(all_like(graph.arrays, original.arrays))
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
     data = calibration_samples(data, graph.inputs, config.held_out, config.seed)
@@ -276,7 +281,8 @@ def _shifts_mended(ready: Calibrated, plain: Calibrated, original: Graph) -> Cal
     params, plan = finetune(ready.graph, made.plan, ready.data, config)
     guard = dataclasses.replace(made, plan=plan, config=config, mends=(*made.mends, made.shift))
     fitted = dataclasses.replace(ready, graph=ready.graph.with_arrays({**ready.graph.arrays, **params}), guarded=guard)
-    errors = [output_error(original, export(c.graph, c.guarded.plan), ready.data, config.seed) for c in (plain, fitted)]
+    reference = Reference.of(original, ready.data, config.seed)
+    errors = [output_error(reference, export(c.graph, c.guarded.plan)) for c in (plain, fitted)]
     log.info("biases: error of the outputs %.3g corrected, %.3g fitted", *errors)
     return fitted if errors[1] < errors[0] else plain
 
@@ -324,7 +330,9 @@ def _source_sha256(model: ModelLike, graph: Graph) -> str:
         sha256 = hashlib.sha256(model if isinstance(model, bytes) else files.content(model, error=ModelError))
         for name, array in sorted(graph.arrays.items()):
             if isinstance(array, np.memmap):
-                sha256.update(name.encode() + np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                sha256.update(name.encode())
+                sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                release(array)
         return sha256.hexdigest()
     sha256 = hashlib.sha256()
     for node in graph.nodes:

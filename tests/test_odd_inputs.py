@@ -1183,3 +1183,11 @@ def test_a_command_that_works(model_path: Path, data_path: Path, capfd: pytest.C
     assert json.loads(out)
     feeds = {"x": IMAGES}
     onnxruntime_on(model_path.with_name("model_mine.onnx"), feeds)
+
+
+def test_a_file_above_what_protobuf_reads_is_refused_unread(tmp_path):
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(5 << 29)  # of which the disk holds nothing
+    with pytest.raises(jq.ModelError, match=r"has 2\.7 GB, and one file of ONNX's format holds at most 2 GB"):
+        jq.load(path)

@@ -78,8 +78,8 @@ def _child(call: Call, results: Connection) -> None:
     os._exit(0)  # XLA's threads need no farewell
 
 
-def isolated(calls: Sequence[Call], jobs: int = 1) -> Iterator[tuple[int, Outcome]]:
-    """Yield the outcome of each call with its index, as they end."""
+def isolated(calls: Sequence[Call], jobs: int = 1, seconds: float = SECONDS) -> Iterator[tuple[int, Outcome]]:
+    """Yield the outcome of each call with its index, as they end, or have taken so long."""
     context = multiprocessing.get_context("fork")
     waiting: list[int] = list(range(len(calls)))[::-1]
     running: dict[Any, tuple[int, BaseProcess, float]] = {}
@@ -91,23 +91,23 @@ def isolated(calls: Sequence[Call], jobs: int = 1) -> Iterator[tuple[int, Outcom
             process = context.Process(target=_child, args=(calls[index], sender), daemon=True)
             process.start()
             sender.close()
-            running[receiver] = index, process, time.monotonic() + SECONDS
+            running[receiver] = index, process, time.monotonic() + seconds
         ready = wait(running, timeout=0.2)
         for receiver, (index, process, deadline) in list(running.items()):
-            outcome = _received(receiver, process) if receiver in ready else _checked(process, deadline)
+            outcome = _received(receiver, process) if receiver in ready else _checked(process, deadline, seconds)
             if outcome is None:
                 continue
             del running[receiver]
             process.kill()
             process.join()
-            if outcome.seconds >= SECONDS and index not in again:
+            if outcome.seconds >= seconds and index not in again:
                 again.add(index)
                 waiting.append(index)
             else:
                 yield index, outcome
 
 
-def _checked(process: BaseProcess, deadline: float) -> Outcome | None:
+def _checked(process: BaseProcess, deadline: float, seconds: float) -> Outcome | None:
     """The outcome of a child that is to be ended: it takes too long, or too much memory."""
     try:
         resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
@@ -116,7 +116,7 @@ def _checked(process: BaseProcess, deadline: float) -> Outcome | None:
     if resident > 2 * RESIDENT:
         return Outcome(f"{DEFECT}: {resident / 1e9:.1f} GB resident, ended", 0.0, resident / 1e6)
     if time.monotonic() > deadline:
-        return Outcome(f"{DEFECT}: no answer after {SECONDS} s", SECONDS, resident / 1e6)
+        return Outcome(f"{DEFECT}: no answer after {seconds:g} s", seconds, resident / 1e6)
     return None
 
 

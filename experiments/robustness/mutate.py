@@ -29,13 +29,14 @@ from experiments.robustness.isolation import isolated, judged, own_cache
 
 BATCH = 200  # cases that are made at once
 MODELS = 0.7  # the share of models among the cases
+SUITE = 0.6  # that of onnx's cases, which have every operator, among the models
 
 
 def case(files: dict[str, bytes], seed: int, index: int) -> tuple[str, str, str, bytes]:
     """The source, the change, the stage and the damaged bytes: of nothing else but seed and index."""
     rng = np.random.default_rng((seed, index))
-    models = rng.random() < MODELS
-    names = [n for n in files if n.endswith(".onnx") == models]
+    models, suite = rng.random() < MODELS, rng.random() < SUITE
+    names = [n for n in files if n.endswith(".onnx") == models and (n.startswith(sources.SUITE) == suite or not models)]
     name = names[rng.integers(len(names))]
     suffix = Path(name).suffix
     known = (

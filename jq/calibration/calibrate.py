@@ -40,7 +40,7 @@ from jq.calibration.observers import HistogramObserver, Observer, Place, State, 
 from jq.calibration.stats import Stats, read, write
 from jq.config import QuantConfig, resolve
 from jq.data.sources import fingerprint, open_source
-from jq.data.stream import Batch, Stream, concurrently, devices_of, local_mesh, narrow
+from jq.data.stream import Batch, Stream, concurrently, devices_of, local_mesh, narrow, shares
 from jq.errors import DataError, ModelError
 from jq.graph import Graph
 from jq.readings.data_shapes import traceable
@@ -50,6 +50,7 @@ from jq.util.digest import digest
 from jq.util.progress import progress_bar
 
 _FIRST = 32  # samples that the error table's candidates are chosen from
+_COPIED = 1 << 29  # bytes of weights
 _MOST_BINS = 1 << 18  # of a histogram that grows: all tensors' do, as one array holds them
 
 
@@ -87,7 +88,7 @@ def calibrate(
     focused = focused_tensors(graph, config)
     own = observers_of(config, linear_inputs(graph), formed_inputs(graph), outputs, focused, again=source.again)
     wanted = own | dict(observers or {}) if like is None else like.observers
-    stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or local_mesh())
+    stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or _devices(graph))
     step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)
     keeper = _Keeper()
     if checkpoint:
@@ -120,6 +121,12 @@ def calibrate(
     return stats
 
 
+def _devices(graph: Graph) -> Mesh:
+    """All local devices; one, where those of a CPU would each hold a copy of large weights in the same memory."""
+    size = sum(a.nbytes for a in graph.params.values())
+    return local_mesh(1 if jax.default_backend() == "cpu" and size > _COPIED else None)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
     """One batch to the states of all tensors."""
@@ -145,9 +152,14 @@ class _Step:
         }
         program = self.observed.program(self.stream)
         arguments = self._params, self.observed.by_tensor(used)
-        states = self.observed.joined(jax.tree.map(np.asarray, self.stream.run(program, arguments, batch)))
+        made = shares(self.stream.run(program, arguments, batch), self.stream.mesh)
+        states = functools.reduce(self._merged, map(self.observed.joined, made))
         _check_finite(self.observed, states, batch)
         return states
+
+    def _merged(self, a: States, b: States) -> States:
+        """The states of two devices as one, in 64 bits."""
+        return {name: o.merge(wide(a[name]), wide(b[name])) for name, o in self.observers.items()}
 
     def observing(self, observers: Mapping[str, Observer]) -> _Step:
         """The same step with other observers."""
@@ -196,7 +208,7 @@ def _accumulate(
     step: _Step, stats: Stats, batches: Iterable[Batch], keeper: _Keeper, progress: Callable[[int], None]
 ) -> Stats:
     """The statistics with all batches added."""
-    # What may ask for more bins comes in turn, and so do devices, which wait for each other.
+    # What may ask for more bins comes in turn, and so do devices, all of which compute already.
     grows = any(isinstance(o, HistogramObserver) for o in step.observers.values())
     in_turn = grows or devices_of(step.stream.mesh) > 1
 

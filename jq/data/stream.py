@@ -2,8 +2,8 @@
 
 A program is a pure function of arguments, the same for all samples (weights, a plan), of a batch's inputs and of the
 samples' numbers. Its results lead with samples (`spread`, `each`) or add up (`folded`); then samples are taken one at a
-time, so that the size of a batch has no effect, and the devices' shares merge in their order. The last batch is filled
-up and masked, so that one program serves all batches, and a thread reads the next batch while XLA computes.
+time, so that the size of a batch has no effect, and the host merges the devices' shares in their order. The last batch is
+filled up and masked, so that one program serves all batches, and a thread reads the next batch while XLA computes.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ class Stream:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
     def total(self, program: Program, arguments: Any, merge: Callable[[Any, Any], Any], **options: Any) -> Any:
-        """The results of all batches merged on the host in 64 bits."""
-        results = self.results(program, arguments, **options)
-        return functools.reduce(merge, (jax.tree.map(lambda v: v.astype(np.float64), made) for _, made in results))
+        """The results of a `folded` program on all batches, merged on the host in 64 bits."""
+        made = (share for _, made in self.results(program, arguments, **options) for share in shares(made, self.mesh))
+        return functools.reduce(merge, (jax.tree.map(lambda v: v.astype(np.float64), share) for share in made))
 
     def spread(self, program: Program, options: dict[str, Any] | None = None) -> Program:
         """The compiled program, of which each device takes a share of the batch; results lead with samples.
@@ -192,6 +192,7 @@ class Stream:
     ) -> Program:
         """The compiled program that merges `one(arguments, sample)` over the samples of a batch, in their order.
 
+        Its results lead with the devices, each of which merges its share; `total` merges those.
         `init(arguments)` is the identity of `merge`, by default zeros.
         """
 
@@ -212,7 +213,12 @@ def folding(
     *,
     init: Callable[[Any], Any] | None = None,
 ) -> Program:
-    """Return a program that merges the first of `one(arguments, sample)` over samples, and keeps the second of each."""
+    """Return a program that merges the first of `one(arguments, sample)` over samples, and keeps the second of each.
+
+    The first leads with the devices' shares (see `shares`), which the host merges: in a program, devices that wait for each
+    other occupy the threads of XLA's CPU backend, and where a busy machine lets one of them take all, it ends the process.
+    """
+    local = len({device.process_index for device in mesh.devices.flat}) == 1
 
     def fold(arguments: Any, inputs: Sample, numbers: Any) -> tuple[Any, Any]:
         def take(total: Any, item: tuple[Sample, Any]) -> tuple[Any, Any]:
@@ -226,12 +232,17 @@ def folding(
         else:
             none = init(arguments)
         total, on = lax.scan(take, none, (inputs, numbers))
-        gathered = lax.all_gather(total, mesh.axis_names[0])
-        shares = [jax.tree.map(lambda v, i=i: v[i], gathered) for i in range(devices_of(mesh))]
-        return functools.reduce(merge, shares), on
+        return jax.tree.map(lambda v: v[None], total) if local else lax.all_gather(total, mesh.axis_names[0]), on
 
     whole, split = replicated(mesh).spec, divided(mesh).spec
-    return jax.shard_map(fold, mesh=mesh, in_specs=(whole, split, split), out_specs=(whole, split), check_vma=False)
+    results = split if local else whole, split  # of another process's devices the host has what is gathered alone
+    return jax.shard_map(fold, mesh=mesh, in_specs=(whole, split, split), out_specs=results, check_vma=False)
+
+
+def shares(made: Any, mesh: Mesh) -> list[Any]:
+    """Return what each device of a mesh made, of results that lead with devices; on the host."""
+    made = jax.tree.map(np.asarray, made)
+    return [jax.tree.map(lambda v, i=i: v[i], made) for i in range(devices_of(mesh))]
 
 
 def concurrently(step: Callable[..., Any], *items: Iterable[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from jq.plan.heads import heads
 from jq.plan.planning import weights_to_quantize
 from jq.plan.selection import float_heads
 from jq.readings.tracing import unsupported
+from jq.util.mapped import is_finite
 
 RULES: list[Rule] = []
 _rule = functools.partial(rule, RULES)
@@ -47,8 +48,8 @@ def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     # A Clip may well be open on one side.
     bounds = {k for k, nodes in graph.consumers.items() if all(is_clip(n) for n in nodes)}
     bounds |= masks(graph) if not config.strict_quark else set()  # which stay in float
-    bad = {k: int(a.size - np.count_nonzero(np.isfinite(a))) for k, a in float_params(graph) if k not in bounds}
-    bad = {k: n for k, n in bad.items() if n}
+    odd = ((k, a) for k, a in float_params(graph) if k not in bounds and not is_finite(a))
+    bad = {k: int(a.size - np.count_nonzero(np.isfinite(a))) for k, a in odd}
     if bad:
         yield Found(
             next(iter(bad)),

@@ -11,6 +11,7 @@ import numpy as np
 from jq.arithmetic.formats import Integer
 from jq.config import QuantConfig
 from jq.graph import Graph, Node
+from jq.util.mapped import one_by_one
 
 Key = TypeVar("Key", bound=Hashable)
 Severity = Literal["error", "warning", "note"]
@@ -108,7 +109,7 @@ def bits_of(format: object) -> int:
 
 def float_params(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
     """The float weights by name, as types that numpy computes with."""
-    for name, array in graph.params.items():
+    for name, array in one_by_one(graph.params):
         if array.dtype.kind == "f":
             yield name, array
         elif array.dtype.name == "bfloat16":

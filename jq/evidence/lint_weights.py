@@ -14,6 +14,7 @@ from jq.evidence.lint_rules import Found, Rule, counted, float_params, listed, r
 from jq.graph import Graph, Node
 from jq.ops.kinds import breaks_at_zero, combines, divides, guards, keeps_range
 from jq.ops.linear import linear_layer
+from jq.util.mapped import release
 
 RULES: list[Rule] = []
 _rule = functools.partial(rule, RULES)
@@ -137,6 +138,7 @@ def _channel_ranges(graph: Graph) -> Iterator[tuple[Node, str, np.ndarray]]:
         rows = layout.rows(weight, layer.axis) if by_output is None else by_output.weight
         axes = tuple(range(1, rows.ndim))
         ranges = np.maximum(rows.max(axes), -rows.min(axes))
+        release(weight)
         if np.isfinite(ranges).all():  # else `non-finite` has said so
             yield node, layer.weight, ranges.astype(np.float64)
 

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from jq.arithmetic.losses import decibels
+from jq.data.arrays import Sample
 from jq.data.sources import judged_samples
 from jq.errors import ModelError
 from jq.evidence.verdict import OutputLoss, OutputsVerdict, distances, kind_of_scores
 from jq.graph import Graph
 from jq.readings.runtime import onnxruntime_reading
+from jq.util.mapped import release
 from jq.util.progress import log
 
 _WORTHLESS = 6.0  # dB: a detector that finds nothing keeps 0, classifiers within a point of float keep 12 and more
 
 
-def output_losses(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> OutputsVerdict:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """A float model's outputs on a few samples, computed once: quantized models are compared with them."""
+
+    graph: Graph
+    samples: Sequence[Sample]
+    outputs: Sequence[Mapping[str, Any]] | None  # of each sample; None where onnxruntime does not run the model
+
+    @classmethod
+    def of(cls, graph: Graph, data: Any, seed: int = 0) -> Reference:
+        """The outputs of a graph on the first samples of some data."""
+        samples = judged_samples(data, graph.inputs, seed, models=2)
+        return cls(graph, samples, _outputs(graph, samples))
+
+
+def _outputs(model: Graph | ModelProto, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]] | None:
+    try:
+        run = onnxruntime_reading(model)
+        return [run(sample) for sample in samples]
+    except ModelError as error:
+        log.info("outputs are not compared: %s", error)
+        return None
+    finally:
+        for array in model.params.values() if isinstance(model, Graph) else ():
+            release(array)
+
+
+def output_losses(reference: Reference, quantized: ModelProto) -> OutputsVerdict:
     """Return the loss of each output of floats; none where onnxruntime does not run one of the models."""
     pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for name, x, y in _pairs(original, quantized, data, seed):
+    for name, x, y in _pairs(reference, quantized):
         pairs.setdefault(name, []).append((x, y))
-    losses = [_loss(original, v.name, pairs[v.name]) for v in original.outputs if v.name in pairs]
+    graph = reference.graph
+    losses = [_loss(graph, v.name, pairs[v.name]) for v in graph.outputs if v.name in pairs]
     count = max(map(len, pairs.values()), default=0)
     return OutputsVerdict(tuple(losses), f"{count} samples of the calibration data")
 
@@ -41,13 +72,13 @@ def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]
     return OutputLoss(name, kept, 1 - float(other), float(divergence))
 
 
-def output_error(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> float:
+def output_error(reference: Reference, quantized: ModelProto) -> float:
     """Return the mean over the outputs' channels of the squared error, relative to the channel's power, at most 1.
 
     So scores count beside boxes that are a thousand times as large. 0 where onnxruntime does not run one of the models.
     """
     errors = []
-    for _, x, y in _pairs(original, quantized, data, seed):
+    for _, x, y in _pairs(reference, quantized):
         channels = [
             v.swapaxes(0, 1).reshape(v.shape[1], -1) if v.ndim > 1 and v.size else v.reshape(1, -1) for v in (x, y)
         ]
@@ -57,18 +88,10 @@ def output_error(original: Graph, quantized: ModelProto, data: Any, seed: int = 
     return float(np.mean(errors)) if errors else 0.0
 
 
-def _pairs(
-    original: Graph, quantized: ModelProto, data: Any, seed: int
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _pairs(reference: Reference, quantized: ModelProto) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield outputs of floats as both models give them, by name and sample; none where one of them does not run."""
-    samples = judged_samples(data, original.inputs, seed, models=2)
-    try:
-        readings = [onnxruntime_reading(model) for model in (original, quantized)]
-        pairs = [[run(sample) for run in readings] for sample in samples]
-    except ModelError as error:
-        log.info("outputs are not compared: %s", error)
-        return
-    for x, y in pairs:
+    made = None if reference.outputs is None else _outputs(quantized, reference.samples)
+    for x, y in zip(reference.outputs or (), made or (), strict=made is not None):
         for name in x.keys() & y.keys():
             tensors = isinstance(x[name], np.ndarray) and isinstance(y[name], np.ndarray)
             if tensors and x[name].dtype == np.float32 and x[name].shape == y[name].shape:

@@ -27,6 +27,7 @@ from jq.plan import Plan, QParams
 from jq.plan.scales import channel_axes
 from jq.recovery.guard import Guarded, Mend
 from jq.util import files, markup
+from jq.util.mapped import BLOCK, blocks, is_finite, release
 
 _BINS = 64
 
@@ -188,7 +189,7 @@ def report_of(
     as lost how far their codes are from the graph's.
     """
     own = {k: a for k, a in (shipped or {}).items() if k in plan.weights}
-    tuned = {k: a for k, a in own.items() if not np.array_equal(a, graph.params[k], equal_nan=True)}
+    tuned = {k: a for k, a in own.items() if not _same(a, graph.params[k])}
     final = graph.with_arrays({**graph.arrays, **tuned})
     error = errors_of(graph, plan, stats)
     by_tensor: dict[str, list[str]] = {}
@@ -213,6 +214,10 @@ def report_of(
     )
 
 
+def _same(a: Any, b: np.ndarray) -> bool:
+    return a is b or np.array_equal(a, b, equal_nan=True)
+
+
 def worst_first(rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Sort rows by their loss, damaged ones first.
 
@@ -234,6 +239,7 @@ def _row(name: str, graph: Graph, plan: Plan, stats: Stats | None, axis: int | N
         array = graph.params[name]
         low, high = float(np.min(array)), float(np.max(array))
         values, channels = distribution(array), channel_ranges(array, axis)
+        release(array)
     elif stats is not None and name in stats.tensors:
         low, high = stats.range(name)
     return TensorRow(
@@ -284,14 +290,15 @@ def distribution(array: np.ndarray) -> Distribution | None:
     >>> histogram.low, histogram.high, histogram.counts[0], histogram.counts[-1]
     (0.0, 1.0, 1, 2)
     """
-    values = array.astype(np.float64).reshape(-1)
-    if not values.size or not np.isfinite(values).all():
+    if not array.size or not is_finite(array):
         return None
-    low, high = float(values.min()), float(values.max())
-    width = (high - low) / _BINS or 1.0
-    # Many times faster than np.histogram, which searches each value's bin.
-    index = np.minimum((values - low) / width, _BINS - 1).astype(np.intp)
-    return Distribution(low, high, tuple(np.bincount(index, minlength=_BINS).tolist()))
+    low, high = float(array.min()), float(array.max())
+    width, counts = (high - low) / _BINS or 1.0, np.zeros(_BINS, np.int64)
+    for part in blocks(array) if array.size > BLOCK else (...,):
+        # Many times faster than np.histogram, which searches each value's bin.
+        index = np.minimum((array[part].astype(np.float64) - low) / width, _BINS - 1).astype(np.intp)
+        counts += np.bincount(index.reshape(-1), minlength=_BINS)
+    return Distribution(low, high, tuple(counts.tolist()))
 
 
 def channel_ranges(array: np.ndarray, axis: int | None) -> tuple[tuple[float, float], ...] | None:

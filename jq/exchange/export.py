@@ -26,6 +26,7 @@ from jq.passes.explicit import explicit
 from jq.passes.opset import with_opset
 from jq.plan import Plan, QParams
 from jq.readings.fake import as_planned
+from jq.util.mapped import release
 
 Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
 Names = tuple[str, ...]
@@ -129,6 +130,7 @@ class _Writer:
             codes = self._name(f"{name}_quantized")
             self.arrays[codes] = qparams.stored(array)
             self.head.append(self._dequantize(name, codes, qparams))
+            release(array)
         elif isinstance(grid, Float):
             codes = self._name(f"{name}_quantized")
             largest = grid.largest if grid.saturates else np.inf

@@ -33,6 +33,7 @@ _MADE_BYTES = 256 << 20
 _FILLED_BYTES = 64 << 20  # of one of them
 # No machine that runs this holds more in one tensor; a header that says so is damaged or hostile.
 _MAX_TENSOR_BYTES = 1 << 38
+_LARGEST_FILE = (1 << 31) - 1  # bytes that protobuf, of which ONNX's files are made, reads as one message
 # Local functions may double at every level: a few kilobytes can stand for more nodes than memory holds. Exporters write a
 # function for each layer, and call it some times: nodes may become so many times more, and so many in any case.
 _EXPANSION, _MANY_NODES = 64, 4096
@@ -64,12 +65,20 @@ def load(source: str | os.PathLike[str] | bytes | ModelProto) -> Graph:
                 known = "a path, the bytes of a file or a ModelProto"
                 raise ModelError(f"a model of type {type(source).__name__!r}: expected {known}") from None
             folder = path.parent
+            with files.reading(path, ModelError, "the model "):
+                size = path.stat().st_size
+            if size > _LARGEST_FILE:
+                raise ModelError(
+                    f"the model {path} has {size / 1e9:.1f} GB, and one file of ONNX's format holds at most 2 GB; store its "
+                    "weights as external data: onnx.save_model(model, path, save_as_external_data=True)"
+                )
             source = files.content(path, error=ModelError, kind="the model ")
         model = ModelProto()
         try:
             model.ParseFromString(source)
         except DecodeError as error:
             raise ModelError(f"not an ONNX model, or a truncated one ({len(source)} bytes): {error}") from error
+        del source  # which the model holds once more
     return _Reader(model, folder).read()
 
 

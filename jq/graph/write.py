@@ -18,11 +18,14 @@ from jq.errors import ConfigError, ModelError
 from jq.graph import Graph, Node, Value
 from jq.graph.read import SKELETON_BYTES, element_bits, read_value
 from jq.util import files
+from jq.util.mapped import release
 
 _LONGEST_SHAPE = 1 << 16
 _LONGEST_DIM = 1 << 20  # a vector of so many numbers may become a type of as many dims, 140 bytes each
 _MOST_PROPAGATED = 1 << 21  # of all such vectors together
 _LARGEST_PROTO = (1 << 31) - (1 << 24)  # protobuf's limit, less room for the structure
+_LEAST_BESIDE = 1 << 20  # bytes of weights that a runtime is given beside the model
+_BESIDE = ("float32", "float16", "int8", "uint8", "int32")
 _ALIGNMENT = 4096  # of external tensors, so that they can be mapped
 
 
@@ -66,6 +69,17 @@ def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton:
     return _model(graph, (*graph.inputs, *large.values()), [_tensor(k, a) for k, a in kept.items()])
 
 
+def to_model_beside(graph: Graph) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """Return the graph as an ONNX model without its large weights, and these: their data lie in no file, but beside it."""
+    large = {k: a for k, a in graph.params.items() if a.nbytes >= _LEAST_BESIDE and a.dtype.name in _BESIDE}
+    tensors = [_tensor(k, a) for k, a in graph.arrays.items() if k not in large]
+    for name, array in large.items():
+        tensor = _external_tensor(name, array)
+        tensor.external_data.add(key="location", value="beside")
+        tensors.append(tensor)
+    return _model(graph, graph.inputs, tensors), large
+
+
 def save(
     graph: Graph,
     path: str | os.PathLike[str],
@@ -76,7 +90,8 @@ def save(
 ) -> None:
     """Write the graph as an ONNX file, atomically; above protobuf's 2 GB, weights go to `<name>.data` beside it.
 
-    With `check`, the file is replaced only by one that onnx's checker accepts, full shape inference included.
+    With `check`, the file is replaced only by one that onnx's checker accepts, full shape inference included; of large
+    weights it sees the types alone.
     `external` selects weights to store outside the model, and where, at any size.
 
     >>> import jq, tempfile
@@ -89,6 +104,8 @@ def save(
         external = External()
     if external is not None:
         external.check(graph, path)
+    if check:
+        check_model(to_model(graph.with_arrays(arrays), skeleton=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -98,8 +115,6 @@ def save(
                 draft.write_bytes(_model(graph, graph.inputs, tensors).SerializeToString())
             else:
                 draft.write_bytes(to_model(graph, params).SerializeToString())
-            if check:
-                check_model(draft)
             for data in sorted(Path(folder).iterdir()):
                 if data != draft:
                     files.replace(data, path.parent / data.name)
@@ -117,12 +132,11 @@ def finished(graph: Graph, path: str | os.PathLike[str] | None = None) -> ModelP
     if path is not None:
         save(graph, path, check=True)
         return onnx.load(path)
-    model = to_model(graph)
-    check_model(model)
-    return model
+    check_model(to_model(graph, skeleton=True))
+    return to_model(graph)
 
 
-def check_model(model: ModelProto | Path) -> None:
+def check_model(model: ModelProto) -> None:
     """Raise a ModelError unless onnx's checker accepts a model, with full shape inference.
 
     Outputs of unknown type or rank, which runtimes accept and the checker does not, are hidden from it.
@@ -130,11 +144,10 @@ def check_model(model: ModelProto | Path) -> None:
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        kept = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-        certain = [v for v in kept.graph.output if not _is_uncertain(v)]
-        if len(certain) < len(kept.graph.output):
+        certain = [v for v in model.graph.output if not _is_uncertain(v)]
+        if len(certain) < len(model.graph.output):
             seen = ModelProto()
-            seen.CopyFrom(kept)
+            seen.CopyFrom(model)
             del seen.graph.output[:]
             seen.graph.output.extend(certain)
             return check_model(seen)
@@ -162,15 +175,20 @@ def _external(arrays: Mapping[str, np.ndarray], model: Path, external: External)
             continue
         # A tensor's name may hold anything, and is no name of a file.
         path = external.file(model) if external.one_file else model.with_name(f"{model.name}.{index}.data")
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        tensor = TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        tensor = _external_tensor(name, array)
         with path.open("ab") as file:
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
             for key, value in (("location", path.name), ("offset", file.tell()), ("length", array.nbytes)):
                 tensor.external_data.add(key=key, value=str(value))
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        release(array)
         tensors.append(tensor)
     return tensors
+
+
+def _external_tensor(name: str, array: np.ndarray) -> TensorProto:
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return TensorProto(name=name, data_type=kind, dims=array.shape, data_location=TensorProto.EXTERNAL)
 
 
 def _model(graph: Graph, inputs: Iterable[Value], initializers: Iterable[TensorProto]) -> ModelProto:

@@ -31,6 +31,7 @@ from jq.npu.shifts import ALIGNED, LINEAR, RULES, SUMS, At, Links, NodeTensors, 
 from jq.ops.kinds import is_product
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
+from jq.util.mapped import BLOCK, release
 
 _SWEEPS_OF_QUARK, _SWEEPS = 5, 100
 _PRICE = 0.01  # of moving again what was moved: a relative squared error
@@ -235,13 +236,23 @@ def errors_of(graph: Graph, plan: Plan, stats: Stats | None) -> Callable[[str], 
     def error(tensor: str) -> float | None:
         qparams = plan[tensor]
         if tensor in plan.weights:
-            array = np.asarray(graph.params[tensor], np.float64)
-            lost, power = np.square(array - qparams.given_back(array)).sum(), np.square(array).sum()
+            lost, power = squares_of(graph.params[tensor], qparams)
             return float(lost / power) if power else None
         known = stats is not None and "errors" in stats.observers and measured.measured(tensor) is not None
         return measured(tensor, -int(qparams.exponent)) if known and _has_position(qparams) else None
 
     return error
+
+
+def squares_of(weight: np.ndarray, qparams: QParams) -> tuple[float, float]:
+    """Return the sums of squares of a weight's rounding errors and of the weight."""
+    large = weight.size > BLOCK and isinstance(qparams.grid, Integer)
+    sums = np.zeros(2)
+    for part, own in qparams.parts(weight) if large else [(..., qparams)]:
+        array = np.asarray(weight[part], np.float64)
+        sums += np.square(array - own.given_back(array)).sum(), np.square(array).sum()
+    release(weight)
+    return float(sums[0]), float(sums[1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

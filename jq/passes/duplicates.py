@@ -13,6 +13,9 @@ from jq.graph.edit import bypass, rename
 from jq.graph.quantizers import quantizes
 from jq.passes.constants import RANDOM
 from jq.util.digest import digest
+from jq.util.mapped import release
+
+_SAMPLE = 256  # elements
 
 
 def merge_duplicates(graph: Graph) -> Graph:
@@ -42,10 +45,18 @@ def merge_duplicates(graph: Graph) -> Graph:
 
 def _first_of_equals(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
     """For each array the first that equals it."""
-    alike = Counter((a.dtype, a.shape) for a in arrays.values())
-    seen: dict[Any, str] = {}
+    kinds = {name: (array.dtype, array.shape, _sampled(array)) for name, array in arrays.items()}
+    alike, seen = Counter(kinds.values()), dict[Any, str]()
     first = {}
     for name, array in arrays.items():
-        kind = array.dtype, array.shape
+        kind = kinds[name]
         first[name] = seen.setdefault((kind, digest(array)), name) if alike[kind] > 1 else name
+        release(array)
     return first
+
+
+def _sampled(array: np.ndarray) -> str:
+    """The digest of a small part of an array: few that differ have it in common."""
+    flat = array.reshape(-1)
+    parts = [flat[start : start + _SAMPLE] for start in (0, flat.size // 2, max(0, flat.size - _SAMPLE))]
+    return digest(flat if flat.size <= len(parts) * _SAMPLE else parts)

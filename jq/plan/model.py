@@ -20,7 +20,7 @@ from jq.arithmetic import blocks, layout
 from jq.arithmetic.formats import Block, Float, Format, Integer
 from jq.arithmetic.numerics import codes, divide, exponent_of, fake_quant, rounded
 from jq.errors import ConfigError, suggest
-from jq.util import markup
+from jq.util import mapped, markup
 
 Array = Any
 
@@ -70,10 +70,25 @@ class QParams:
         array([   2, -128], dtype=int8)
         """
         assert isinstance(self.grid, Integer)
+        if array.size > mapped.BLOCK:
+            made = np.empty(array.shape, self.grid.dtype)
+            for part, own in self.parts(array):
+                made[part] = own.stored(array[part])
+            return made
         parameters = self.scale if self.coded is None else self.coded, self.zero_point
         scale, zero_point = (self._along(np.asarray(v), array, None) for v in parameters)
         whole = np.rint(array / scale.astype(np.float32)).astype(np.float64) + zero_point
         return np.clip(whole, self.grid.qmin, self.grid.qmax).astype(np.int64).astype(self.grid.dtype)
+
+    def parts(self, array: np.ndarray) -> Iterator[tuple[slice, QParams]]:
+        """Yield the parts of a large weight along its first axis, each with its own scales."""
+        along = self.axis is not None and self.axis % array.ndim == 0
+        for part in mapped.blocks(array):
+            if along:
+                own = {k: v[part] for k in ("scale", "zero_point", "coded") if (v := getattr(self, k)) is not None}
+                yield part, dataclasses.replace(self, **own)
+            else:
+                yield part, self
 
     def given_back(self, array: np.ndarray) -> np.ndarray:
         """A weight as its codes give it back, in 64 bits.

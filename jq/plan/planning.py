@@ -22,6 +22,7 @@ from jq.plan.outputs import coarse_outputs
 from jq.plan.placement import place, shared
 from jq.plan.scales import activation_qparams, calibrated, weight_qparams
 from jq.plan.selection import end_tensors, literal, selected
+from jq.util.mapped import is_finite, release
 
 _ONE, _ZERO = np.float32(1), np.int32(0)
 
@@ -123,6 +124,7 @@ def check_weights(graph: Graph, config: QuantConfig) -> None:
     """Raise a ModelError where an operator that is to be quantized has a weight that cannot be."""
     for name, node in weights_to_quantize(graph, config):
         check_weight(name, graph.params[name], node)
+        release(graph.params[name])
         if not graph.params[name].size:
             shape = list(graph.params[name].shape)
             raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
@@ -141,7 +143,7 @@ def check_weight(name: str, array: Any, node: Node) -> None:
     array, where = np.asarray(array), _where(name, node)
     if array.dtype != np.float32:
         raise ModelError(f"{where} is {array.dtype}; models of float32 are quantized: convert it, or exclude the node")
-    if not np.isfinite(array).all():
+    if not is_finite(array):
         bad = np.argwhere(~np.isfinite(array)).tolist()
         invalid = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
         raise ModelError(f"{where} has {invalid}: is the file damaged, or did training diverge?")
@@ -159,6 +161,7 @@ def _weights(
         if isinstance(options.weight, Integer):
             for name in names:
                 check_weight(name, arrays[name], nodes[name])
+                release(arrays[name])
             qparams |= weight_qparams(graph, options, {k: arrays[k] for k in names})
         else:
             qparams |= _casts(graph, options.weight, {k: nodes[k] for k in names})

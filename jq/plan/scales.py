@@ -7,8 +7,9 @@ observed range. Float: a range by one of the methods of `jq.plan.ranges`, then s
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,9 +29,11 @@ from jq.graph import Graph
 from jq.ops.linear import linear_layer
 from jq.ops.table import lookup
 from jq.plan import QParams, ranges
+from jq.util.mapped import ends, is_finite, one_by_one, release
 
 _ROW = 4096  # elements of a weight that are searched at a time
 _ROWS = 32  # rows per step of the compiled search
+_TOGETHER = 1 << 13  # rows that are searched at once, 128 MB
 _PIECE = 128  # elements of each row that are accumulated at a time: those of all rows stay in the cache
 
 
@@ -192,8 +195,8 @@ def weight_qparams(
     config = resolve(config)
     params = graph.params if params is None else params
     arrays = {k: np.asarray(v, np.float32) for k, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating)}
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
+    for name, array in one_by_one(arrays):
+        if not is_finite(array):
             raise ModelError(f"weight {name!r} holds NaN or Inf")
     grid, symmetric = config.weight_grid, config.weight_symmetric
     axes = channel_axes(graph) if config.per_channel else {}
@@ -204,7 +207,7 @@ def weight_qparams(
         best = dict(zip(arrays, exponents, strict=True))
         return {k: QParams(power_of_two(e), np.int32(grid.middle), grid) for k, e in best.items()}
     qparams = {}
-    for name, array in arrays.items():
+    for name, array in one_by_one(arrays):
         low, high = ranges.weight_range(array, axes.get(name), config.weight_method, grid=grid, symmetric=symmetric)
         if config.scale == "power_of_two":
             qparams[name] = QParams(power_of_two(base_exponent(low, high, grid)), np.int32(grid.middle), grid)
@@ -239,7 +242,7 @@ def channel_axes(graph: Graph) -> dict[str, int]:
 def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
     """Return the exponent of least squared error for each array among Quark's five candidates; ties go to the coarser.
 
-    All arrays are searched at once: as rows of equal length, filled up with zeros, which cost nothing.
+    Arrays are searched together: as rows of equal length, filled up with zeros, which cost nothing.
 
     >>> from jq.arithmetic.formats import INT8
     >>> minmse_exponents([np.array([0.5, -1.0], np.float32), np.array([100.0], np.float32)], INT8.narrow)
@@ -247,19 +250,27 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
     """
     if not arrays:
         return np.zeros(0, np.int32)
-    reach = np.array([np.abs(a).max(initial=0) for a in arrays])
+    reach = np.array([np.abs(ends(a)).max() for a in arrays])
     exponents = minmse_candidates(-reach, reach, grid)
-    counts = [math.ceil(a.size / _ROW) for a in arrays]
-    rows = np.zeros((math.ceil(max(1, sum(counts)) / _ROWS) * _ROWS, _ROW), np.float32)
-    owner = np.zeros(len(rows), np.int64)
-    start = 0
-    for index, (array, count) in enumerate(zip(arrays, counts, strict=True)):
-        rows[start : start + count].reshape(-1)[: array.size] = array.reshape(-1)
-        owner[start : start + count] = index
-        start += count
     errors = np.zeros(exponents.shape)
-    np.add.at(errors, owner, np.asarray(_row_errors(rows, exponents[owner], grid), np.float64))
+    for rows, owner in _rows_of(arrays):
+        np.add.at(errors, owner, np.asarray(_row_errors(rows, exponents[owner], grid), np.float64))
     return least_squares(exponents, errors)
+
+
+def _rows_of(arrays: list[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the arrays as rows, at most `_TOGETHER` at a time, with the index of each row's array."""
+    flat = [a.reshape(-1) for a in arrays]
+    pieces = ((i, start) for i, array in enumerate(flat) for start in range(0, array.size, _ROW))
+    while group := list(itertools.islice(pieces, _TOGETHER)):
+        count = math.ceil(len(group) / _ROWS) * _ROWS
+        rows, owner = np.zeros((count, _ROW), np.float32), np.zeros(count, np.int64)
+        for row, (i, start) in enumerate(group):
+            part = flat[i][start : start + _ROW]
+            rows[row, : part.size], owner[row] = part, i
+        yield rows, owner
+        for i in {i for i, _ in group}:
+            release(arrays[i])
 
 
 @functools.partial(jax.jit, static_argnums=2)

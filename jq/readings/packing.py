@@ -14,6 +14,7 @@ from jq.arithmetic.layout import packed, weight_order
 from jq.data.stream import replicated
 from jq.graph import Graph, Node
 from jq.ops.table import lookup
+from jq.util.mapped import one_by_one
 
 Array = Any
 
@@ -54,4 +55,4 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
         order, *others = orders.get(name, {None})
         return jax.device_put(array, where) if order is None or others else packed(array, order, where)
 
-    return {name: place(name, array) for name, array in params.items()}
+    return {name: place(name, array) for name, array in one_by_one(params)}

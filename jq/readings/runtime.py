@@ -16,10 +16,11 @@ from onnx import ModelProto
 from jq.errors import ConfigError, ModelError
 from jq.graph import Graph
 from jq.graph.read import load
-from jq.graph.write import to_model
+from jq.graph.write import to_model, to_model_beside
 from jq.readings.provider import CPU, Provider, compiled, keep_note, provider_names, short_name
 from jq.util.digest import digest
 
+_LARGE = 1 << 29  # bytes of weights, of which onnxruntime makes no second copy in the order of its kernels
 Reading: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
 
@@ -34,6 +35,7 @@ class RuntimeReading:
     taken: Mapping[str, int] | None  # nodes by the short name of the provider that runs them; None: not told
     seconds: float  # that loading and compiling took
     reused: bool = False  # a model that was compiled before
+    held: tuple[Any, ...] = ()  # weights that the session reads where they are
 
     @property
     def name(self) -> str:
@@ -79,7 +81,9 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
         options.add_session_config_entry("ep.context_enable", "1")
         options.add_session_config_entry("ep.context_file_path", os.fspath(asked.context))
         options.add_session_config_entry("ep.context_embed_mode", str(int(asked.embed)))
-    source = to_model(model) if isinstance(model, Graph) else model
+    source, held = model, tuple[Any, ...]()
+    if isinstance(model, Graph):
+        source, held = _beside(model, options) if asked.short == CPU else (to_model(model), ())
     providers = [(asked.whole, asked.words), *([] if asked.short == CPU else [provider_names()[CPU]])]
     try:
         source = source.SerializeToString() if isinstance(source, ModelProto) else source
@@ -95,9 +99,22 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
     else:
         _check_alike(ready, session, model)
     names = tuple(output.name for output in session.get_outputs())
-    reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None)
+    reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None, held)
     _warn_of_others(reading)
     return reading
+
+
+def _beside(graph: Graph, options: Any) -> tuple[ModelProto, tuple[Any, ...]]:
+    """The model for a session that reads large weights where they are, without a copy, and these."""
+    import onnxruntime
+
+    model, weights = to_model_beside(graph)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(np.require(a, None, ["C", "A"])) for a in weights.values()]
+    if values:
+        options.add_external_initializers(list(weights), values)
+    if sum(a.nbytes for a in weights.values()) > _LARGE:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return model, tuple(values)
 
 
 def _taken(session: Any, asked: Provider) -> Mapping[str, int] | None:

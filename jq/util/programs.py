@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import onnx
 from jax import export
 
@@ -28,6 +29,7 @@ from jq.util.digest import digest
 
 LIMIT = 256 << 20  # bytes of all files; a program has some ten or hundred thousand
 _HEADER = 32  # bytes of a SHA-256
+_BYTES = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float32}
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
 
 
@@ -44,10 +46,12 @@ def compiled(
     it, as it does not the call of a library whose name it may change, the function is traced by every process.
     """
     leaves, tree = jax.tree.flatten(arguments)
-    like = [jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=getattr(v, "sharding", None)) for v in leaves]
+    types = [v.dtype for v in leaves]
+    like = [jax.ShapeDtypeStruct(v.shape, _wider(v), sharding=getattr(v, "sharding", None)) for v in leaves]
 
     def traced(*given: Any) -> Any:
-        return function(*jax.tree.unflatten(tree, given))
+        own = (g if g.dtype == t else g.astype(t) for g, t in zip(given, types, strict=True))
+        return function(*jax.tree.unflatten(tree, own))
 
     exported = None
     if key is not None and cache.enabled() and jax.process_count() == 1:
@@ -61,9 +65,15 @@ def compiled(
     executable: Future[Any] = pool.submit(lowered.compile)
 
     def run(*given: Any) -> Any:
-        return executable.result()(*jax.tree.leaves(given))
+        arrays = (v if v.dtype == _wider(v) else v.astype(_wider(v)) for v in jax.tree.leaves(given))
+        return executable.result()(*arrays)
 
     return run, lowered.out_info
+
+
+def _wider(array: Any) -> Any:
+    """The type in which a compiled program takes an array: JAX refuses to give it those of less than a byte."""
+    return _BYTES.get(str(array.dtype), array.dtype)
 
 
 def kinds(arguments: Any) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -132,19 +133,21 @@ def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     assert run(capfd, "inspect", MODEL) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize(("number", "word"), [("SIGINT", "interrupted"), ("SIGTERM", "terminated")])
 @pytest.mark.parametrize("module", ["jq", "jaxlib._jax", "jq.cli.application"])
-def test_an_interrupt_while_it_is_imported(module: str) -> None:
+def test_a_signal_while_it_is_imported(module: str, number: str, word: str) -> None:
     program = f"""
 import os, signal, sys
 class Finder:
     def find_spec(name, *rest):
-        name != {module!r} or os.kill(os.getpid(), signal.SIGINT)
+        name != {module!r} or os.kill(os.getpid(), signal.{number})
 sys.meta_path.insert(0, Finder)
 from jq_quant import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    code = 128 + getattr(signal, number)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{word}\n")
 
 
 def test_termination_leaves_no_draft(tmp_path: Path) -> None:

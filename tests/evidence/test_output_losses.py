@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
-from jq.evidence.outputs import output_losses, warn_of_outputs
+from jq.evidence.outputs import Reference, output_losses, warn_of_outputs
 from jq.evidence.verdict import OutputLoss
 
 
@@ -24,7 +24,8 @@ def product(factor, other=1.0):
 
 def test_losses_are_those_of_each_output():
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-    kept = {loss.name: loss.sqnr for loss in output_losses(jq.load(product(1.0)), product(1.1, np.nan), x).outputs}
+    reference = Reference.of(jq.load(product(1.0)), x)
+    kept = {loss.name: loss.sqnr for loss in output_losses(reference, product(1.1, np.nan)).outputs}
     assert kept["y"] == pytest.approx(20, abs=1e-3) and kept["z"] == -np.inf
 
 
@@ -39,4 +40,6 @@ def test_what_keeps_little_is_warned_of():
 def test_a_model_that_onnxruntime_does_not_run_has_no_figures():
     broken = product(1.0)
     broken.graph.node[0].op_type = "NoSuchOperator"
-    assert output_losses(jq.load(product(1.0)), broken, np.zeros((2, 4), np.float32)).outputs == ()
+    x = np.zeros((2, 4), np.float32)
+    assert output_losses(Reference.of(jq.load(product(1.0)), x), broken).outputs == ()
+    assert output_losses(Reference.of(jq.load(broken), x), product(1.0)).outputs == ()

@@ -120,3 +120,11 @@ def test_the_longest_unused_go_first(folder: Path, monkeypatch: pytest.MonkeyPat
     for key, function in kept.items():
         ran(function, key)
     assert [kept[key].traced for key in "abd"] == [0, 0, 0] and kept["c"].traced == 1
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4", "int2", "uint2"])
+def test_arguments_of_less_than_a_byte(kind: str, folder: Path) -> None:
+    x = jnp.array([[0, 1], [1, 0]], kind)
+    with ThreadPoolExecutor(1) as pool:
+        program, _ = programs.compiled(None, lambda v: v.astype(jnp.float32) * (v.dtype == kind), (x,), pool, None)
+        np.testing.assert_array_equal(program(x), [[0, 1], [1, 0]])

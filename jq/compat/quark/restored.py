@@ -12,7 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from jq.calibration.stats import Stats
-from jq.errors import ConfigError, DataError
+from jq.errors import ConfigError
 from jq.graph import Graph
 from jq.graph.read import load
 from jq.graph.write import save
@@ -58,11 +58,9 @@ class Restored(MutableMapping[str, tuple[Graph, Stats | None]]):
 
 def _key_in(path: Path) -> str:
     """Return what the measurements in a file depend on."""
+    source = files.text(path)
     try:
-        document = json.loads(path.read_bytes())
-        return str(document[_OWNER])
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        return str(files.parsed(source)[_OWNER])
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
             f"{path} holds no calibration of jq's, which needs more than Quark's ranges; give the name of a new file"

@@ -61,6 +61,7 @@ def choose(noise: Noise, optimum: np.ndarray) -> np.ndarray:
 
     The noise counted is that at steps of powers of two, of which MinMSE takes one.
     """
+    noise = noise.near(optimum)
     group, limit = noise.groups.group, np.log2(limits(noise))
     members = {int(g): np.nonzero(group == g)[0] for g in np.unique(group) if g != group[FIXED]}
     of_group = {g: [i for i, (_, groups) in enumerate(noise.terms) if g in groups] for g in members}
@@ -113,11 +114,10 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
             parts.put("passed", amount, classes, FIXED, bound=tensor.bound / tensor.tail, now=f)
     for weight in noise.weights:
         up, down = s[weight.made], s[weight.read]
-        size = weight.kernels * (up[:, None] / down).astype(np.float32)
-        read = np.broadcast_to(weight.read, size.shape)
+        read = np.broadcast_to(weight.read, weight.size.shape[:2])
         parts.codes.append(weight.grid.codes)
-        for at in ((np.arange(len(size)), size.argmax(1)), (size.argmax(0), np.arange(size.shape[1]))):
-            parts.put("ranges", size[at].astype(np.float64), weight.made[at[0]], read[at], cap=np.inf)
+        for rows, columns, size in weight.extremes(s):
+            parts.put("ranges", size.astype(np.float64), weight.made[rows], read[rows, columns], cap=np.inf)
         counts, power = weight.importance * weight.size.shape[2] / up**2, weight.power * down**2
         if len(power) == 1:  # all outputs read the same, so the sum over products is one of products of sums
             parts.put("ups", counts, weight.made, FIXED)

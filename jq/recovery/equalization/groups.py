@@ -21,6 +21,7 @@ from jq.graph.schemas import attributes
 from jq.graph.unused import remove_unused
 from jq.ops.linear import linear_layer
 from jq.passes.affine import is_float
+from jq.util.mapped import is_finite, like, release
 
 FIXED = 0  # the class of all channels that have no factor
 
@@ -239,6 +240,7 @@ def _permutation(layer: Layer) -> np.ndarray | None:
         return None
     matrix = layer.weight[:, :, 0]
     order = matrix.argmax(1)
+    release(matrix)
     permutes = np.array_equal(np.sort(order), np.arange(inputs)) and np.array_equal(matrix, np.eye(inputs)[order])
     return order if permutes else None
 
@@ -254,16 +256,19 @@ def scaled(graph: Graph, groups: Groups, factors: np.ndarray) -> Graph:
         weight = graph.params[layer.node.inputs[1]]
         factor = np.broadcast_to((up[:, None] / down)[:, :, None], layer.weight.shape)
         with np.errstate(over="ignore"):
-            arrays = {1: (weight * layer.turned(factor)).astype(weight.dtype)}
+            made = (weight * layer.turned(factor)).astype(weight.dtype, copy=False)
+        arrays = {1: like(made, weight)}
         if layer.bias is not None:
             bias = graph.params[layer.node.inputs[2]]
             with np.errstate(over="ignore"):
                 own = (np.broadcast_to(bias.reshape(-1), up.shape) * up).astype(bias.dtype)
             own = own[:1] if (own == own[0]).all() and bias.size == 1 else own  # one number for all channels stays one
             arrays[2] = own.reshape(bias.shape) if bias.size == own.size else own
-        if not all(np.isfinite(a).all() for a in arrays.values()):
+        if not all(map(is_finite, arrays.values())):
             return graph
         changed[layer.node] = arrays
+        release(weight)
+        release(arrays[1])
     return rewritten(graph, changed)
 
 
@@ -277,6 +282,8 @@ def rewritten(graph: Graph, arrays: Mapping[Node, Mapping[int, np.ndarray | None
         for index, array in of_node.items():
             if array is None or np.array_equal(array, graph.params[inputs[index]]):
                 continue
+            release(array)
+            release(graph.params[inputs[index]])
             if graph.sole_reader(inputs[index]) is None:
                 inputs[index] = fresh(f"{node.label}.{inputs[index]}", taken)
             changed[inputs[index]] = array

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -22,8 +23,12 @@ from jq.ops.kinds import adds, averages, cuts, is_concat, pools_average
 from jq.plan.placement import absorbed, rule_of
 from jq.recovery.equalization.channels import Channels
 from jq.recovery.equalization.groups import Groups, Layer
+from jq.util.mapped import BLOCK, blocks, release
 
+Elements = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
 _TINY = 1e-30  # in place of powers that are zero, where something is divided by them
+# Of a large weight, elements that have this part of the largest in their row or column: as few as one of `_FEW`.
+_LARGE_SHARES, _FEW = (0.7, 0.9, 0.999), 16
 _CANDIDATES = np.array(MINMSE[:3])  # the two finest clip most of a range, and hardly ever win
 
 
@@ -88,6 +93,7 @@ class Weight:
     size: np.ndarray  # magnitudes [O, J, K]
     importance: np.ndarray  # of the outputs [O]
     grid: StepGrid
+    each: float = 1.0  # elements that one which is looked at stands for
 
     @functools.cached_property
     def kernels(self) -> np.ndarray:
@@ -97,17 +103,105 @@ class Weight:
     def noise(self, factors: np.ndarray) -> float:
         """The predicted noise with these factors of all classes."""
         up, down = factors[self.made], factors[self.read]
-        size = self.size * (up[:, None] / down)[:, :, None].astype(np.float32)
-        weight, power = self.importance / up**2, np.broadcast_to(self.power * down**2, size.shape[:2])
+        weight, power = self.importance / up**2, np.broadcast_to(self.power * down**2, self.size.shape[:2])
+        size, rows, columns = self.scaled(up, down)
         reach = float(size.max(initial=0))
         steps = self.grid.steps(reach)
-        even = size.shape[2] * float(power.sum(1) @ weight) / 12
+        alike = self.size.size > BLOCK and len(self.power) == len(down) == 1  # so that the sums of one row do for all
+        sums = np.full(len(power), power[0].sum()) if alike else power.sum(1)
+        even = self.size.shape[2] * float(sums @ weight) / 12
         cuts = self.grid.codes * steps.min() < reach
         at = np.flatnonzero(size > self.grid.codes * steps.min()) if cuts else np.zeros(0, np.int64)
-        rows, columns = np.unravel_index(at // size.shape[2], size.shape[:2])
-        cut = np.square(np.maximum(size.reshape(-1)[at] - self.grid.codes * steps[:, None], 0))
-        best = (steps**2 / 12 * size.size + cut.sum(1)).argmin()
-        return float(steps[best] ** 2 * even + cut[best] @ (weight[rows] * power[rows, columns]))
+        cut = self.each * np.square(np.maximum(size[at] - self.grid.codes * steps[:, None], 0))
+        best = (steps**2 / 12 * self.size.size + cut.sum(1)).argmin()
+        return float(steps[best] ** 2 * even + cut[best] @ (weight[rows(at)] * power[rows(at), columns(at)]))
+
+    def scaled(self, up: np.ndarray, down: np.ndarray) -> Elements:
+        """The magnitudes of the elements with factors, and what gives the rows and columns of some."""
+        size, kernel = self.size * (up[:, None] / down)[:, :, None].astype(np.float32), self.size.shape[2]
+        columns = self.size.shape[1]
+        return size.reshape(-1), lambda at: at // kernel // columns, lambda at: at // kernel % columns
+
+    def extremes(self, factors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the largest kernel of each row, and of each column: rows, columns, magnitudes with these factors."""
+        size = self.kernels * (factors[self.made][:, None] / factors[self.read]).astype(np.float32)
+        for at in ((np.arange(len(size)), size.argmax(1)), (size.argmax(0), np.arange(size.shape[1]))):
+            yield *at, size[at]
+
+    def near(self, factors: np.ndarray) -> Weight:
+        """The same, for factors near these."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LargeWeight(Weight):
+    """A weight of which only the elements that are large in their row or column are looked at: they make the range.
+
+    `size` is the weight itself, with signs and where it lies: a copy of it would be a second network in memory.
+    """
+
+    at: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))  # in the flat weight
+
+    @functools.cached_property
+    def kernels(self) -> np.ndarray:
+        """The largest magnitude of each kernel [O, J]."""
+        return np.abs(self.size).max(2)
+
+    @functools.cached_property
+    def elements(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Their rows, columns and magnitudes."""
+        rows, columns = np.unravel_index(self.at // self.size.shape[2], self.size.shape[:2])
+        sizes = np.abs(self.size.reshape(-1)[self.at])
+        release(self.size)
+        return rows, columns, sizes
+
+    def scaled(self, up: np.ndarray, down: np.ndarray) -> Elements:
+        """The magnitudes of these elements with factors, and what gives the rows and columns of some."""
+        rows, columns, sizes = self.elements
+        read = np.broadcast_to(down, self.size.shape[:2])[rows, columns]
+        return (sizes * (up[rows] / read)).astype(np.float32), rows.__getitem__, columns.__getitem__
+
+    def extremes(self, factors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the largest of these elements of each row, and of each column."""
+        rows, columns, _ = self.elements
+        sizes = self.scaled(factors[self.made], factors[self.read])[0]
+        for order, line in self.lines:
+            ordered, starts = sizes[order], np.flatnonzero(np.diff(line, prepend=-1))
+            largest = np.maximum.reduceat(ordered, starts) if len(starts) else ordered
+            at = np.flatnonzero(ordered == np.repeat(largest, np.diff(starts, append=len(line))))
+            first = order[at[np.flatnonzero(np.diff(line[at], prepend=-1))]]
+            yield rows[first], columns[first], sizes[first]
+
+    @functools.cached_property
+    def lines(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """The elements in the order of their rows, and of their columns, each with these."""
+        rows, columns, _ = self.elements
+        order = np.argsort(columns, kind="stable")
+        return (np.arange(len(rows)), rows), (order, columns[order])
+
+    def near(self, factors: np.ndarray) -> Weight:
+        """The same with what is large at these factors as well."""
+        up, down = factors[self.made][:, None, None], factors[self.read][:, :, None]
+        parts = [(part, down if len(down) == 1 else down[part]) for part in blocks(self.size)]
+        row, column = np.zeros(len(self.size)), np.zeros(self.size.shape[1])
+        for part, own in parts:
+            size = np.abs(self.size[part]) * (up[part] / own).astype(np.float32)
+            row[part], column = size.max((1, 2), initial=0), np.maximum(column, size.max((0, 2), initial=0))
+        for share in _LARGE_SHARES:
+            large_at = list[np.ndarray]()
+            of_row, of_column = (share * np.maximum(v, _TINY) for v in (row, column))
+            for part, own in parts:
+                size = np.abs(self.size[part]) * (up[part] / own).astype(np.float32)
+                large = (size >= of_row[part, None, None]) | (size >= of_column[:, None])
+                large_at.append(np.flatnonzero(large) + part.start * (self.size.size // len(self.size)))
+            count = sum(map(len, large_at))
+            if count * _FEW <= self.size.size:
+                break
+        release(self.size)
+        # Of many alike, as those of ternary weights, some will do.
+        each = max(1, math.ceil(count * _FEW / self.size.size))
+        at = np.union1d(self.at, np.concatenate(large_at)[::each])
+        return dataclasses.replace(self, at=at, each=max(self.each, float(each)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +234,10 @@ class Noise:
         terms = [(a.noise, a.classes) for a in self.activations]
         terms += [(w.noise, np.append(w.made, w.read)) for w in self.weights]
         return tuple((noise, frozenset(group[classes].tolist())) for noise, classes in terms)
+
+    def near(self, factors: np.ndarray) -> Noise:
+        """The same, where large weights are looked at for what counts near these factors."""
+        return dataclasses.replace(self, weights=tuple(weight.near(factors) for weight in self.weights))
 
     def total(self, factors: np.ndarray) -> float:
         """The predicted noise, as a part of the power of the network's outputs."""
@@ -174,7 +272,12 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
         # Where biases are corrected, a weight's error has no mean.
         power = (x.variance if config.corrects_bias else x.power)[layer.reads]
         read = groups.channels[layer.x][layer.reads]
-        weights.append(Weight(made, read, power, np.abs(layer.weight), counts.mixed, grids[1]))
+        of_layer = made, read, power
+        if layer.weight.size > BLOCK:
+            large = LargeWeight(*of_layer, layer.weight, counts.mixed, grids[1])
+            weights.append(large.near(np.ones(groups.count)))
+        else:
+            weights.append(Weight(*of_layer, np.abs(layer.weight), counts.mixed, grids[1]))
         if layer.bias is not None and config.bias == "weight":
             one = np.ones((1, 1))
             size = np.abs(layer.bias)[:, None, None]
@@ -234,12 +337,17 @@ class _Backwards:
         """Carry importance through a layer: by squared weights, of a constant by their sums over a kernel."""
         after, part, x = self.importance[layer.y], self.parts[layer.y], self.seen[layer.x]
 
-        def back(gain: np.ndarray) -> np.ndarray:
-            reads = np.broadcast_to(layer.reads, gain.shape)
-            return np.bincount(reads.ravel(), (gain * after.white[:, None]).ravel(), len(x.mean))
+        def back(gain: np.ndarray, part: slice) -> np.ndarray:
+            if len(layer.reads) == 1 and layer.weight.size > BLOCK:  # a sum in another order, many times faster
+                return np.bincount(layer.reads[0], after.white[part] @ gain, len(x.mean))
+            reads = np.broadcast_to(layer.reads if len(layer.reads) == 1 else layer.reads[part], gain.shape)
+            return np.bincount(reads.ravel(), (gain * after.white[part, None]).ravel(), len(x.mean))
 
-        white = back(np.square(layer.weight).sum(2, dtype=np.float64))
-        steady = back(np.square(layer.weight.sum(2, dtype=np.float64)))
+        white, steady = np.zeros(len(x.mean)), np.zeros(len(x.mean))
+        for rows in blocks(layer.weight):
+            white += back(np.square(layer.weight[rows]).sum(2, dtype=np.float64), rows)
+            steady += back(np.square(layer.weight[rows].sum(2, dtype=np.float64)), rows)
+        release(layer.weight)
         norm = part / max((white * x.variance).sum(), _TINY)
         self.add(layer.x, white * norm, steady * norm, part)
 
