@@ -40,6 +40,7 @@ LAYERWISE_PERCENTS = (99.99, 99.999, 99.99999)
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
+Pairs = Literal["shared", "edges", "each"]
 STAGES = (  # of finetuning
     "bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network",
 )  # fmt: skip
@@ -158,6 +159,10 @@ class QuantConfig:
         "Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None changes nothing; "
         "ignored under strict_quark",
         least=0,
+    )
+    pairs: Pairs = field(
+        "edges",
+        "readers with quantizers of their own: edges, float nodes (not in strict_quark); each; or shared, for none",
     )
     output_ties: float | None = field(
         0.02,

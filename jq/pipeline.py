@@ -29,7 +29,7 @@ from jq.evidence.outputs import output_error, output_losses, warn_of_outputs
 from jq.evidence.report import Report, report_of
 from jq.evidence.stages import equalization_sections, finetuning_sections
 from jq.evidence.verdict import OutputsVerdict
-from jq.exchange.export import Format, check_format, export, quantized_graph
+from jq.exchange.export import Format, check_format, export, pairs_of, quantized_graph
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
@@ -131,7 +131,7 @@ def quantize(
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
     pixels = preprocessing_of(data, original.inputs)
     metadata = _metadata(model, original, made.config) | (pixels.to_metadata() if pixels is not None else {})
-    whole = quantized_graph(graph, plan, params, format, opset)
+    whole = quantized_graph(graph, plan, params, format, opset, pairs_of(config))
     quantized = finished(whole.replace(metadata={**graph.metadata, **metadata}), output)
     progress.forget()  # which a run that is stopped while it exports goes on from
     log.info("exported as %s", format)
@@ -175,7 +175,7 @@ Measured = MutableMapping[str, tuple[Graph, Stats | None]]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
     "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",
-    "finetune_batch", "finetune_drop",
+    "finetune_batch", "finetune_drop", "pairs",
 )  # fmt: skip
 
 

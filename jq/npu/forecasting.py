@@ -16,7 +16,7 @@ from jq.data.sources import open_source
 from jq.errors import ConfigError, check_choice
 from jq.evidence.lint_rules import counted
 from jq.evidence.places import places_report
-from jq.exchange.export import export
+from jq.exchange.export import export, pairs_of
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
@@ -228,7 +228,7 @@ def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Grap
     ready = calibrated(graph, samples, cheap)
     plan = ready.guarded.plan
     made = without_clips(ready.graph, bound_choice(ready.graph, plan, cheap, samples, ready.moved))
-    return load(export(made, plan)), notes
+    return load(export(made, plan, pairs=pairs_of(options))), notes
 
 
 def _breaks(placed: Placed) -> Iterator[Break]:
