@@ -73,7 +73,7 @@ def npu(
         raise ConfigError("--device needs --provider-config; got it alone")
     reports = [jq.npu.read_report(report)] if report is not None else []
     reports += [jq.npu.read_console(console)] if console is not None else []
-    forecast = jq.npu.forecast(model, chip, backend, config=None if config is None else config_of(config), data=data)
+    forecast = jq.npu.forecast(model, chip, backend, config=None if config is None else config_of(config, model), data=data)
     comparisons = [jq.npu.compare_with_report(forecast, r) for r in reports]
     written = []
     if html is not None:
