@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 import jq
+from jq.device.report_file import Recorded
 from jq.errors import ConfigError, DataError
 from jq.npu import device_file
-from jq.npu.device_file import Recorded
 from tests.cli.test_commands import run
 from tests.npu.test_provider_report import report_of
 from tests.readings.test_runtime import Played
