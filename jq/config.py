@@ -155,8 +155,8 @@ class QuantConfig:
         None,
         "keep the network in one piece on the NPU: replace each Clip behind a layer by a Relu, or remove it, where the codes or "
         "the data cut there anyway, or where the squared error that this adds, relative to the power and summed over all such "
-        "Clips, is at most this number; also rewrite channel shuffles, depthwise 1x1 convolutions, means, interpolating "
-        "Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None changes nothing; "
+        "Clips, is at most this number; also rewrite shuffles, Transposes of five dims, Gathers, depthwise 1x1 convolutions, "
+        "means, Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None nothing; "
         "ignored under strict_quark",
         least=0,
     )
