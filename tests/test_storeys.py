@@ -44,7 +44,7 @@ STOREYS = (
     ("exchange",),
     ("evidence",),
     ("pipeline",),
-    ("device.forecasting",),
+    ("device.remade", "device.advising", "device.forecasting"),
     ("evaluation",),
     ("device.reporting",),
     ("zoo",),
