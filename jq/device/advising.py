@@ -1,4 +1,4 @@
-"""What to change so that more of a quantized graph runs on the NPU: each proposal with the places after it."""
+"""Proposals of what to change so that more of a quantized graph runs on the NPU, each with the places after it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _together(start: Proposal, graph: Graph, backend: str, format: str) -> Propo
 
 
 def _words(made: Proposal, backend: str, format: str, told: Collection[str] = ()) -> Iterator[str]:
-    """What a proposal says, and what each change of it says that was not told yet."""
+    """Yield the words of a proposal, and those of its changes that were not told yet."""
     names = made.name.split(" + ")
     yield made.what
     yield from (f"{c.name}: {c.what}" for c in _suiting(backend, format) if c.name in names and c.name not in told)

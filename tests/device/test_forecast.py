@@ -64,6 +64,8 @@ def test_gates_break_xint8_and_not_a8w8():
     assert "backend X1" not in kept_advice  # which has no Sigmoid either
     assert kept_advice["backend X1 + hard_sigmoid"].subgraphs == 1
     assert advice["hard_swish"].subgraphs == 3 and advice["hard_swish"].counts["cpu"] == 4  # gates of channels are left
+    together = advice["hard_sigmoid_to_clip + hard_swish"]
+    assert (together.subgraphs, together.counts["cpu"]) == (1, 0)
     assert forecast_of(model, forms, "phx").counts["cpu"] == 0  # X1 has HardSigmoid
 
 

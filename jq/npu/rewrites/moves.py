@@ -31,7 +31,7 @@ _Operands = Mapping[str, _Shape]  # of a node, constants by what they are
 
 def transpose_in_four(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with Transposes of at most four dims for each one of more that stands between tensors of at most four."""
-    writer, nodes = _Writer(graph), dict[Node, Sequence[Node]]()
+    writer, nodes = _MoveWriter(graph), dict[Node, Sequence[Node]]()
     for node in candidates(graph, applies, "Transpose"):
         move = _move(graph, node)
         if move is not None and all(map(applies, move.inside)):
@@ -41,7 +41,7 @@ def transpose_in_four(graph: Graph, applies: Applies = everywhere) -> Graph:
 
 def gather_to_slice(graph: Graph, applies: Applies = everywhere) -> Graph:
     """The graph with a Slice for each Gather of elements at constant, equal distances, and a Squeeze where it drops the axis."""
-    writer, nodes = _Writer(graph), dict[Node, Sequence[Node]]()
+    writer, nodes = _MoveWriter(graph), dict[Node, Sequence[Node]]()
     for node in candidates(graph, applies, "Gather"):
         taken, value = graph.arrays.get(node.inputs[1]), graph.values.get(node.inputs[0])
         if taken is None or value is None or value.shape is None or value.dtype is None or value.dtype.kind != "f":
@@ -123,7 +123,7 @@ def _regrouped(graph: Graph, name: str) -> list[Node]:
 
 
 def _taken(graph: Graph, node: Node, readers: Sequence[Node]) -> Iterator[_End]:
-    """What the readers take of a tensor's leading dim, if they all take one index each."""
+    """The parts that readers take of a tensor's leading dim, if they all take one index each."""
     name, ends = node.outputs[0], list[_End]()
     length = (_sizes(graph, name) or (0,))[0]
     for reader in readers:
@@ -208,7 +208,7 @@ def _sizes(graph: Graph, name: str) -> _Shape | None:
 # --- What stands for it ---
 
 
-class _Writer:
+class _MoveWriter:
     """Makes nodes one behind the other, with names and constants of their own."""
 
     def __init__(self, graph: Graph) -> None:
