@@ -43,6 +43,7 @@ LAYERWISE_PERCENTS = (99.99, 99.999, 99.99999)
 Scale = Literal["power_of_two", "float"]
 POWER_OF_TWO_METHODS: frozenset[str] = frozenset({"minmse", "minmse_hist", "nonoverflow"})
 Bias = Literal["weight", "int32", "float"]
+Pairs = Literal["shared", "edges", "each"]
 STAGES = (  # of finetuning
     "bias", "adaround", "adaround_only", "descent", "adaquant", "gptq", "gpfq", "flexround", "exponents", "block",
     "network",
@@ -172,10 +173,14 @@ class QuantConfig:
         None,
         "keep the network in one piece on the NPU: replace each Clip behind a layer by a Relu, or remove it, where the codes or "
         "the data cut there anyway, or where the squared error that this adds, relative to the power and summed over all such "
-        "Clips, is at most this number; also rewrite channel shuffles, depthwise 1x1 convolutions, means, interpolating "
-        "Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None changes nothing; "
+        "Clips, is at most this number; also rewrite shuffles, Transposes of five dims, Gathers, depthwise 1x1 convolutions, "
+        "means, Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None nothing; "
         "ignored under strict_quark",
         least=0,
+    )
+    pairs: Pairs = field(
+        "edges",
+        "readers with quantizers of their own: edges, float nodes (not in strict_quark); each; or shared, for none",
     )
     output_ties: float | None = field(
         0.02,

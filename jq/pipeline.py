@@ -29,7 +29,7 @@ from jq.evidence.outputs import Reference, output_error, output_losses, warn_of_
 from jq.evidence.report import Report, report_of
 from jq.evidence.stages import equalization_sections, finetuning_sections
 from jq.evidence.verdict import OutputsVerdict
-from jq.exchange.export import Format, check_format, export, quantized_graph
+from jq.exchange.export import Format, check_format, export, pairs_of, quantized_graph
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
@@ -132,7 +132,7 @@ def quantize(
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
     pixels = preprocessing_of(data, original.inputs)
     metadata = _metadata(model, original, made.config) | (pixels.to_metadata() if pixels is not None else {})
-    whole = quantized_graph(graph, plan, params, format, opset)
+    whole = quantized_graph(graph, plan, params, format, opset, pairs_of(config))
     watches = config.guard is not None and not config.strict_quark and format == "qdq" and len(plan)
     reference = Reference.of(original, ready.data, config.seed) if watches else None  # before codes take memory as well
     placed = place(whole, CHIPS[CHIP].backends[0]).nodes
@@ -179,7 +179,7 @@ Measured = MutableMapping[str, tuple[Graph, Stats | None]]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
     "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",
-    "finetune_batch", "finetune_drop", "tune_weight_exponents",
+    "finetune_batch", "finetune_drop", "tune_weight_exponents", "pairs",
 )  # fmt: skip
 
 

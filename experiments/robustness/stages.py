@@ -23,10 +23,10 @@ def imported() -> None:
     """Import all that the stages need, so that a fork starts with it."""
     import jq
     import jq.compat.quark
+    import jq.device.provider_report
+    import jq.device.report_file
     import jq.evaluation.accuracy
     import jq.evidence.page
-    import jq.npu.device_file
-    import jq.npu.provider_report
     import jq.ops.families
     import jq.readings.runtime
     import jq.recovery.checkpoint
@@ -254,14 +254,14 @@ def _preprocessing(path: Path) -> object:
 
 @_quiet
 def _device(path: Path) -> object:
-    from jq.npu.device_file import read_device_report
+    from jq.device.report_file import read_device_report
 
     return bool(read_device_report(path))
 
 
 @_quiet
 def _provider(path: Path) -> object:
-    from jq.npu.provider_report import read_report
+    from jq.device.provider_report import read_report
 
     return bool(read_report(path))
 

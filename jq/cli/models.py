@@ -87,7 +87,7 @@ def lint(
 
     Example: jq-quant lint model.onnx --config XINT8
     """
-    findings = jq.lint(model, config_of(config), chip)
+    findings = jq.lint(model, config_of(config, model), chip)
     lines = (*map(str, findings), f"{model.name}: {len(findings)} finding(s)")
     answer(as_json, [dataclasses.asdict(f) for f in findings], *lines)
     if any(f.severity == "error" for f in findings):

@@ -13,7 +13,7 @@ import typer
 
 import jq
 from jq.config import resolve
-from jq.config_file import SUFFIXES, read_config
+from jq.config_file import SUFFIXES, read_config, read_table
 from jq.errors import ConfigError, Error
 from jq.npu.facts import BACKENDS, CHIPS
 from jq.readings.provider import provider_of
@@ -164,9 +164,21 @@ def decibels(text: str) -> float | None:
         raise ConfigError(f"--guard needs a number of dB, or off; got {text!r}") from None
 
 
-def config_of(name: str) -> jq.QuantConfig:
-    """Return a preset by name, or the config in a TOML or JSON file."""
-    return read_config(name) if name.endswith(SUFFIXES) else resolve(name)
+def config_of(name: str, model: Path | None) -> jq.QuantConfig:
+    """Return a preset by name, or the config in a TOML or JSON file; in AMD's JSON, as it is for a model."""
+    if not name.endswith(SUFFIXES):
+        return resolve(name)
+    from jq.compat.quark.json_config import is_quarks, quant_config  # with which `--help` would take longer
+
+    table = read_table(name)
+    if not is_quarks(table):
+        return read_config(name)
+    if model is None:
+        raise ConfigError(f"{name} is a Quark config, which is read for a model; give the model, too")
+    try:
+        return quant_config(table, jq.load(model))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def reading_of(

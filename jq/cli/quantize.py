@@ -149,7 +149,7 @@ def quantize(
     """
     use_all_cores()
     budget = seconds_of(time_budget)
-    options = config_of(config).replace(**dict(setting(o) for o in option or ()))
+    options = config_of(config, model or model_input).replace(**dict(setting(o) for o in option or ()))
     options = options.replace(
         exclude=(*options.exclude, *(exclude or ())),
         input_nodes=(*options.input_nodes, *(input_node or ())),

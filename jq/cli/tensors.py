@@ -61,7 +61,7 @@ def calibrate(
     Example: jq-quant calibrate model.onnx --data calib.npz --config A8W8 --method percentile --json
     """
     use_all_cores()
-    options = config_of(config).replace(**({"method": method} if method else {}))
+    options = config_of(config, model).replace(**({"method": method} if method else {}))
     if not options.calibrates:
         raise ConfigError(
             f"activations of {options.activation} need no calibration, so there are no statistics to show"
@@ -190,7 +190,7 @@ def sensitivity(
     """
     use_all_cores()
     check_output("--plot", plot, (".svg",))
-    options = config_of(config)
+    options = config_of(config, model)
     original = jq.load(model)
     data = as_trained(data, original.metadata)
     prepared = jq.prepare(original, options)

@@ -2,8 +2,8 @@
 
 A rule is one function of a graph and a config that yields findings; `rule` puts it in its file's table. Rules see the
 graph simplified and in canonical form, so that what is folded away is no finding, unless they ask for an earlier one.
-Repetitions are one finding with a count. To add a check, write one into `lint_model`, `lint_npu`,
-`lint_provider` or `lint_weights`.
+Repetitions are one finding with a count. To add a check, write one into `lint_model`, `lint_npu` or `lint_weights`;
+what the provider aborts on is a row of a table in `lint_provider`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def _advice(graph: Graph, config: QuantConfig, op: str, nodes: Sequence[Node], r
     if op == "HardSigmoid" and wanted == "XINT8":
         return "note", "its reference code has this form (1/6, 0.5), so look where the compiler puts it"
     listed = f"; listed for {', '.join(NPU_FORMATS[op])}" if op in NPU_FORMATS else ""
-    return "warning", f"expect the CPU to run it and a transfer each way{listed}"
+    slices = "; whole in the config makes Slices of those at constant, equal distances" if op == "Gather" else ""
+    return "warning", f"expect the CPU to run it and a transfer each way{listed}{slices}"
 
 
 @_rule("research-format")

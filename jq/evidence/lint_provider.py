@@ -1,41 +1,65 @@
 """Rules of `lint` on what the NPU's provider aborts on, or refuses as a whole, instead of leaving it to the CPU.
 
-Each names the public thread where it was measured. Most are of the provider's compiler for float models; a session that
-aborts takes the program with it, so it cannot be caught.
+Each is a row of `ABORTS` with the public thread where it was measured. Most are of the provider's compiler for float models; a
+session that aborts takes the program with it, so it cannot be caught.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from jq.config import QuantConfig
 from jq.errors import check_choice
-from jq.evidence.lint_rules import Finding, Found, Rule, at_first, counted, listed, rule
+from jq.evidence.lint_rules import Finding, Found, Rule, Severity, counted, listed
 from jq.graph import Graph, Node
 from jq.graph.quantizers import is_pair, is_quantize
 from jq.npu.facts import CHIPS
 from jq.npu.units import codes_of
 from jq.ops.kinds import branches, is_cast, is_conv, is_layer, is_lstm, is_resize
-from jq.ops.padding import padding
+from jq.ops.padding import Padding, padding
 
-RULES: list[Rule] = []
-_rule = functools.partial(rule, RULES)
 _CONV_ATTRIBUTES = ("strides", "pads", "dilations", "kernel_shape", "group")
+_VAIP = "zmaychek84/vaip, vaip_pass_to_xir_ops"
 
 
-@_rule("provider-if", loaded=True)
-def _if(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    yield from at_first(
-        [n for n in graph.walk() if branches(n)],
-        "If node",
-        "; the provider aborts on an If whose tensors have shapes that data decide, and on one that holds the whole model "
-        "(onnxsim/onnxsim#1432, amd/RyzenAI-SW#394): split the model there, or export without it",
-    )
+class Seen(NamedTuple):
+    """A node or tensor that an abort is about, and what is to be said of it."""
+
+    where: str
+    detail: str = ""
 
 
-@_rule("provider-weight-input", loaded=True)
-def _weight_input(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+@dataclasses.dataclass(frozen=True)
+class Abort:
+    """An abort or a refusal: of which nodes or tensors, where it was seen, and what to do instead."""
+
+    rule: str
+    what: str
+    finds: Callable[[Graph], Iterable[Seen]]
+    does: str
+    source: str
+    instead: str
+    severity: Severity = "warning"
+    loaded: bool = True  # in the graph as loaded; else as it is quantized
+
+    def check(self, graph: Graph, config: QuantConfig) -> Iterator[Found]:
+        """Yield one finding at the first of them, with their number."""
+        if seen := list(self.finds(graph)):
+            first, text = seen[0], f"{self.does} ({self.source}): {self.instead}"
+            yield Found(first.where, f"{counted(len(seen), self.what)}{first.detail}; {text}")
+
+
+# --- Which nodes or tensors ---
+
+
+def _nodes(kind: Callable[[Node], bool]) -> Callable[[Graph], Iterator[Seen]]:
+    """The nodes of a kind, in subgraphs too."""
+    return lambda graph: (Seen(n.label) for n in graph.walk() if kind(n))
+
+
+def _weights_as_inputs(graph: Graph) -> Iterator[Seen]:
     inputs = {v.name for v in graph.inputs}
 
     def source(name: str) -> str:
@@ -45,106 +69,108 @@ def _weight_input(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             producer = graph.producer.get(name)
         return name
 
-    nodes = [n for n in graph.nodes if is_layer(n) and len(n.inputs) > 1 and source(n.inputs[1]) in inputs]
-    both = [n for n in nodes if source(n.inputs[0]) in inputs]  # a product of two inputs has no weight
-    nodes = [n for n in nodes if n not in both or is_conv(n)]
-    weight = source(nodes[0].inputs[1]) if nodes else ""
-    yield from at_first(
-        nodes,
-        "layer",
-        f" with a weight that is an input of the graph ({weight}); the provider aborts on weights that are not stored "
-        "(onnxsim/onnxsim#1432): make it an initializer",
-    )
+    for node in (n for n in graph.nodes if is_layer(n) and len(n.inputs) > 1):
+        data, weight = (source(name) for name in node.inputs[:2])
+        if weight in inputs and (data not in inputs or is_conv(node)):  # a product of two inputs has no weight
+            yield Seen(node.label, f" with a weight that is an input of the graph ({weight})")
 
 
-@_rule("provider-lstm", loaded=True)
-def _lstm(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    yield from at_first(
-        [n for n in graph.walk() if is_lstm(n)],
-        "LSTM node",
-        "; a session with one was measured to crash, though BF16 lists it (onnxsim/onnxsim#1404): cut the model there, and run "
-        "it on the CPU",
-    )
-
-
-@_rule("provider-bfloat16", loaded=True)
-def _bfloat16(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+def _bfloat16(graph: Graph) -> Iterator[Seen]:
     typed = [v for v in (*graph.inputs, *graph.outputs, *graph.declared.values()) if v.dtype is not None]
     names = [v.name for v in typed if v.dtype is not None and v.dtype.name == "bfloat16"]
-    names += [k for k, a in graph.params.items() if a.dtype.name == "bfloat16"]
-    if names:
-        yield Found(
-            names[0],
-            f"bfloat16 in {counted(len(set(names)), 'tensor')} ({listed(dict.fromkeys(names))}); the provider refuses such "
-            "models (onnxsim/onnxsim#1404): give it float32, of which its compiler makes BF16 itself",
-        )
+    names = list(dict.fromkeys([*names, *(k for k, a in graph.params.items() if a.dtype.name == "bfloat16")]))
+    yield from (Seen(name, f" of bfloat16 ({listed(names)})") for name in names)
 
 
-@_rule("provider-resize", "note")
-def _resize(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    nodes = [n for n in graph.nodes if is_resize(n)]
-    smooth = [n for n in nodes if n.attrs.get("mode", "nearest") != "nearest"]
-    mode = smooth[0].attrs["mode"] if smooth else ""
-    yield from at_first(
-        smooth,
-        "Resize node",
-        f" of mode {mode}; one was seen on the CPU, with a break of the NPU's subgraph, and a whole model on the CPU after it "
-        "was made nearest (amd/RyzenAI-SW#318): look at the report; whole in the config makes matrix products of it",
-        "warning",
-    )
-    yield from at_first(
-        [n for n in nodes if _has_an_odd_side(graph, n)],
-        "Resize node",
-        " of an image with an odd side; the compiler was seen to abort on a side of 841 in XINT8 and A8W8 "
-        "(amd/RyzenAI-SW#393): pad to an even size",
-    )
+def _interpolating(graph: Graph) -> Iterator[Seen]:
+    modes = ((n, n.attrs.get("mode", "nearest")) for n in graph.nodes if is_resize(n))
+    yield from (Seen(n.label, f" of mode {mode}") for n, mode in modes if mode != "nearest")
 
 
-def _has_an_odd_side(graph: Graph, node: Node) -> bool:
-    shape = getattr(graph.values.get(node.inputs[0]), "shape", None) or ()
-    return any(isinstance(d, int) and d > 1 and d % 2 for d in shape[2:] or shape[1:])
+def _odd(graph: Graph) -> Iterator[Seen]:
+    for node in filter(is_resize, graph.nodes):
+        shape = getattr(graph.values.get(node.inputs[0]), "shape", None) or ()
+        if any(isinstance(d, int) and d > 1 and d % 2 for d in shape[2:] or shape[1:]):
+            yield Seen(node.label, " of an image with an odd side")
 
 
-@_rule("provider-pad", loaded=True)
-def _pad(graph: Graph, config: QuantConfig) -> Iterator[Found]:
-    pads = [(n, p) for n in graph.walk() if (p := padding(graph, n)) is not None]
-    yield from at_first(
-        [n for n, p in pads if p.mode == "wrap"],
-        "Pad node",
-        " of mode wrap; X1's compiler aborts on it (zmaychek84/vaip, vaip_pass_to_xir_ops): write it as a Concat of Slices",
-    )
-    yield from at_first(
-        [n for n, p in pads if p.mode == "edge" and max(*p.front, *p.behind) > 1],
-        "Pad node",
-        " to repeat the edge by more than a pixel; X1's compiler mirrors the image there instead (zmaychek84/vaip, "
-        "vaip_pass_to_xir_ops): Pads of one pixel each, which whole in the config makes, are right",
-    )
+def _pads(kind: Callable[[Padding], bool], detail: str) -> Callable[[Graph], Iterator[Seen]]:
+    """The Pads of a kind, in subgraphs too."""
+
+    def finds(graph: Graph) -> Iterator[Seen]:
+        pads = ((n, padding(graph, n)) for n in graph.walk())
+        yield from (Seen(n.label, detail) for n, pad in pads if pad is not None and kind(pad))
+
+    return finds
 
 
-@_rule("provider-small", "note", loaded=True)
-def _small(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+def _alone(graph: Graph) -> Iterator[Seen]:
     computing = [n for n in graph.nodes if not is_pair(n)]
     if len(computing) == 1:
-        yield Found(
-            computing[0].label,
-            f"{computing[0].qualified} is the only operator; the provider leaves such models to the CPU by design "
-            "(amd/RyzenAI-SW#126, onnxsim/onnxsim#1404): measure it within a model of layers",
-        )
+        yield Seen(computing[0].label, f" alone, {computing[0].qualified}")
 
 
-@_rule("provider-attributes", loaded=True)
-def _attributes(graph: Graph, config: QuantConfig) -> Iterator[Found]:
+def _short_of_attributes(graph: Graph) -> Iterator[Seen]:
     if not any(is_quantize(n) for n in graph.nodes):
         return  # `export` writes them out
-    short = [(n, [a for a in _CONV_ATTRIBUTES if a not in n.attrs]) for n in graph.nodes if is_conv(n)]
-    short = [(n, missing) for n, missing in short if missing and not ("pads" in missing and n.attrs.get("auto_pad"))]
-    missing = short[0][1] if short else []
-    yield from at_first(
-        [node for node, _ in short],
-        "Conv node",
-        f" without {', '.join(missing)}; the provider aborts where one of them is left to its default "
-        "(onnxsim/onnxsim#1404): write them out, as `quantize` does",
-    )
+    for node in filter(is_conv, graph.nodes):
+        missing = [a for a in _CONV_ATTRIBUTES if a not in node.attrs]
+        if missing and not ("pads" in missing and node.attrs.get("auto_pad")):
+            yield Seen(node.label, f" without {', '.join(missing)}")
+
+
+ABORTS = (
+    Abort(
+        "provider-if", "If node", _nodes(branches),
+        "the provider aborts on an If whose tensors have shapes that data decide, and on one that holds the whole model",
+        "onnxsim/onnxsim#1432, amd/RyzenAI-SW#394", "split the model there, or export without it",
+    ),
+    Abort(
+        "provider-weight-input", "layer", _weights_as_inputs,
+        "the provider aborts on weights that are not stored", "onnxsim/onnxsim#1432", "make it an initializer",
+    ),
+    Abort(
+        "provider-lstm", "LSTM node", _nodes(is_lstm),
+        "a session with one was measured to crash, though BF16 lists it", "onnxsim/onnxsim#1404",
+        "cut the model there, and run it on the CPU",
+    ),
+    Abort(
+        "provider-bfloat16", "tensor", _bfloat16, "the provider refuses such models", "onnxsim/onnxsim#1404",
+        "give it float32, of which its compiler makes BF16 itself",
+    ),
+    Abort(
+        "provider-resize", "Resize node", _interpolating,
+        "one was seen on the CPU, with a break of the NPU's subgraph, and a whole model on the CPU after it was made nearest",
+        "amd/RyzenAI-SW#318", "look at the report; whole in the config makes matrix products of it", loaded=False,
+    ),
+    Abort(
+        "provider-resize", "Resize node", _odd,
+        "the compiler was seen to abort on a side of 841 in XINT8 and A8W8", "amd/RyzenAI-SW#393", "pad to an even size",
+        "note", loaded=False,
+    ),
+    Abort(
+        "provider-pad", "Pad node", _pads(lambda p: p.mode == "wrap", " of mode wrap"),
+        "X1's compiler aborts on it", _VAIP, "write it as a Concat of Slices",
+    ),
+    Abort(
+        "provider-pad", "Pad node",
+        _pads(
+            lambda p: p.mode == "edge" and max(*p.front, *p.behind) > 1, " to repeat the edge by more than a pixel"
+        ),
+        "X1's compiler mirrors the image there instead", _VAIP,
+        "Pads of one pixel each, which whole in the config makes, are right",
+    ),
+    Abort(
+        "provider-small", "operator", _alone, "the provider leaves such models to the CPU by design",
+        "amd/RyzenAI-SW#126, onnxsim/onnxsim#1404", "measure it within a model of layers", "note",
+    ),
+    Abort(
+        "provider-attributes", "Conv node", _short_of_attributes,
+        "the provider aborts where one of them is left to its default", "onnxsim/onnxsim#1404",
+        "write them out, as `quantize` does",
+    ),
+)  # fmt: skip
+RULES = [Rule(a.rule, a.severity, a.check, a.loaded, decomposed=False) for a in ABORTS]
 
 
 def of_chip(graph: Graph, config: QuantConfig, chip: str) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -89,12 +89,6 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
     ('1 node', '2,000 nodes')
     """
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
-
-
-def at_first(nodes: Sequence[Node], noun: str, text: str, severity: Severity | None = None) -> Iterator[Found]:
-    """Yield a finding at the first of some nodes that begins with their number; nothing where there are none."""
-    if nodes:
-        yield Found(nodes[0].label, f"{counted(len(nodes), noun)}{text}", severity)
 
 
 def types(nodes: Iterable[Node]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from jq.evidence.verdict import OutputsVerdict
 from jq.npu.facts import PLACE_RULES
 
 if TYPE_CHECKING:
-    from jq.npu.forecasting import Forecast
+    from jq.device.forecasting import Forecast
 
 _NAMED = 5
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from jq.arithmetic.formats import Block, Float, Integer
+from jq.config import Pairs, QuantConfig
 from jq.errors import ConfigError, check_choice
 from jq.exchange.qoperator import to_qoperator
 from jq.graph import Graph, Node
@@ -22,6 +23,7 @@ from jq.graph.domains import CONTRIB, MICROSOFT, VITIS
 from jq.graph.edit import fresh, reading
 from jq.graph.unused import remove_unused
 from jq.graph.write import finished
+from jq.ops.kinds import asks_shape
 from jq.passes.explicit import explicit
 from jq.passes.opset import with_opset
 from jq.plan import Plan, QParams
@@ -43,11 +45,13 @@ def export(
     path: str | os.PathLike[str] | None = None,
     opset: int | None = None,
     metadata: Mapping[str, str] | None = None,
+    pairs: Pairs = "shared",
 ) -> ModelProto:
     """Return the quantized model, and write it to `path`, atomically, if one is given.
 
     `format` is "qdq"; "qoperator", where onnxruntime has an integer operator for a node and its rounding; or, for
     AMD's older flow, "vitis_qdq" or "fix_neuron". The opset is 17, or the model's own if that is higher, or `opset`.
+    `pairs` is the option of `QuantConfig`: which readers of a tensor share its quantizers.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
@@ -55,12 +59,17 @@ def export(
     >>> sum(n.op_type == "QuantizeLinear" for n in jq.export(graph, plan).graph.node)
     26
     """
-    quantized = quantized_graph(graph, plan, params, format, opset)
+    quantized = quantized_graph(graph, plan, params, format, opset, pairs)
     return finished(quantized.replace(metadata={**graph.metadata, **(metadata or {})}), path)
 
 
 def quantized_graph(
-    graph: Graph, plan: Plan, params: Mapping[str, Any] | None = None, format: Format = "qdq", opset: int | None = None
+    graph: Graph,
+    plan: Plan,
+    params: Mapping[str, Any] | None = None,
+    format: Format = "qdq",
+    opset: int | None = None,
+    pairs: Pairs = "shared",
 ) -> Graph:
     """Return the graph with the plan written out as quantizer nodes."""
     check_format(format)
@@ -68,12 +77,12 @@ def quantized_graph(
     graph = as_planned(graph.with_arrays({**graph.arrays, **arrays}), plan)
     graph = explicit(with_opset(graph, opset))
     plan = _with_moved(graph, plan)
-    writer = _Writer(graph, format)
+    writer, pairs = _Writer(graph, format), "shared" if format == "qoperator" else pairs
     for name in plan.weights:
         if name in graph.params:
             writer.weight(name, plan[name])
     for name in plan.activations:
-        writer.activation(name, plan[name])
+        writer.activation(name, plan[name], _apart(graph, plan, name, pairs))
     quantized = remove_unused(writer.finish())
     return remove_unused(to_qoperator(quantized)) if format == "qoperator" else quantized
 
@@ -101,6 +110,20 @@ def _with_moved(graph: Graph, plan: Plan) -> Plan:
     return dataclasses.replace(plan, activations=activations)
 
 
+def pairs_of(config: QuantConfig) -> Pairs:
+    """Return which readers have quantizers of their own; Quark's readers share one, if they are not asked to have each."""
+    return "shared" if config.strict_quark and config.pairs == "edges" else config.pairs
+
+
+def _apart(graph: Graph, plan: Plan, name: str, pairs: Pairs) -> list[Node]:
+    """The readers of a tensor that have quantizers of their own, beside the pair that the others share."""
+    readers = list(dict.fromkeys(graph.consumers.get(name, ())))
+    floats = [n for n in readers if n.outputs[0] not in plan.nodes and not asks_shape(n)]
+    apart: Mapping[Pairs, list[Node]] = {"shared": [], "edges": floats, "each": readers}
+    shared = name in graph.output_names or len(apart[pairs]) < len(readers)
+    return apart[pairs] if shared else apart[pairs][1:]
+
+
 def check_format(format: str) -> None:
     """Raise a ConfigError for an unknown format."""
     check_choice("format", format, get_args(Format))
@@ -120,6 +143,7 @@ class _Writer:
         self.head: list[Node] = []  # of weights and inputs
         self.behind: dict[str, list[Node]] = {}  # of what a node makes, by its name there
         self.readers: dict[str, str] = {}
+        self.own: dict[Node, dict[str, str]] = {}  # of readers with quantizers of their own
         self.made: dict[str, str] = {}
         self.domains: dict[str, int] = {}
 
@@ -141,18 +165,29 @@ class _Writer:
                 self.arrays[name] = qparams.given_back(array).astype(np.float32)
             self.head += self._pair(name, name, qparams)
 
-    def activation(self, name: str, qparams: QParams) -> None:
-        """A quantizer between what makes a tensor and all its readers."""
+    def activation(self, name: str, qparams: QParams, apart: Sequence[Node] = ()) -> None:
+        """A quantizer between what makes a tensor and its readers, of which some have one of their own."""
         if name in self.graph.output_names and name in self.graph.producer:
             source = self.made[name] = self._name(f"{name}_QuantizeLinear_Input")
             self.readers[name] = name
         else:
             source = name
         nodes = self._pair(name, source, qparams)
+        plain = isinstance(qparams.grid, Integer) and not qparams.dynamic and len(nodes) == 2
+        for reader in apart if plain else ():
+            nodes += self._copy(name, nodes[:2], reader)
         if name in self.graph.producer:
             self.behind[name] = nodes
         else:
             self.head += nodes
+
+    def _copy(self, name: str, pair: Sequence[Node], reader: Node) -> Iterator[Node]:
+        """Quantizers like a pair, which one reader alone has."""
+        codes, result = (self._name(node.outputs[0]) for node in pair)
+        self.own.setdefault(reader, {})[name] = result
+        for node, inputs, output in zip(pair, ((), (codes,)), (codes, result), strict=True):
+            read = (*inputs, *node.inputs[len(inputs) :])
+            yield node.replace(inputs=read, outputs=(output,), name=fresh(node.name, self.labels))
 
     def finish(self) -> Graph:
         """The graph with all of them."""
@@ -162,7 +197,8 @@ class _Writer:
             # onnxruntime wants different ones.
             name = fresh(node.name, self.labels) if node.name in labels else node.name
             labels |= {name} - {""}
-            nodes.append(reading(node, self.readers).replace(outputs=outputs, name=name))
+            read = {**self.readers, **self.own.get(node, {})}
+            nodes.append(reading(node, read).replace(outputs=outputs, name=name))
             nodes += [made for output in node.outputs for made in self.behind.get(output, ())]
         opsets = {**self.graph.opsets, **self.domains}
         return self.graph.with_arrays(self.arrays, nodes=tuple(nodes), opsets=opsets)

@@ -1,4 +1,7 @@
-"""Everything known of the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run."""
+"""Everything known of the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run.
+
+The functions on forecasts, reports and configurations are those of `jq.device`, which users find here.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jq.npu.device_file import DeviceReport as DeviceReport
-    from jq.npu.device_file import Recorded as Recorded
-    from jq.npu.device_file import read_device_report as read_device_report
-    from jq.npu.forecasting import Advice as Advice
-    from jq.npu.forecasting import Break as Break
-    from jq.npu.forecasting import Forecast as Forecast
-    from jq.npu.forecasting import forecast as forecast
-    from jq.npu.provider import ProviderConfig as ProviderConfig
-    from jq.npu.provider import check_config as check_config
-    from jq.npu.provider import provider_config as provider_config
-    from jq.npu.provider_report import Comparison as Comparison
-    from jq.npu.provider_report import ProviderReport as ProviderReport
-    from jq.npu.provider_report import compare_with_report as compare_with_report
-    from jq.npu.provider_report import read_console as read_console
-    from jq.npu.provider_report import read_report as read_report
-    from jq.npu.reporting import device_report as device_report
+    from jq.device.forecasting import Advice as Advice
+    from jq.device.forecasting import Break as Break
+    from jq.device.forecasting import Forecast as Forecast
+    from jq.device.forecasting import forecast as forecast
+    from jq.device.provider import ProviderConfig as ProviderConfig
+    from jq.device.provider import check_config as check_config
+    from jq.device.provider import provider_config as provider_config
+    from jq.device.provider_report import Comparison as Comparison
+    from jq.device.provider_report import ProviderReport as ProviderReport
+    from jq.device.provider_report import compare_with_report as compare_with_report
+    from jq.device.provider_report import read_console as read_console
+    from jq.device.provider_report import read_report as read_report
+    from jq.device.report_file import DeviceReport as DeviceReport
+    from jq.device.report_file import Recorded as Recorded
+    from jq.device.report_file import read_device_report as read_device_report
+    from jq.device.reporting import device_report as device_report
 
 # The facts stand above operators and readings, which import this package; a forecast needs the whole flow.
 _HOMES = {
-    "device_file": ("DeviceReport", "Recorded", "read_device_report"),
+    "report_file": ("DeviceReport", "Recorded", "read_device_report"),
     "reporting": ("device_report",),
     "forecasting": ("Advice", "Break", "Forecast", "forecast"),
     "provider": ("ProviderConfig", "check_config", "provider_config"),
@@ -36,7 +39,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(f"jq.npu.{module}"), name)
+            return getattr(importlib.import_module(f"jq.device.{module}"), name)
     raise AttributeError(f"module 'jq.npu' has no attribute {name!r}")
 
 

@@ -18,7 +18,16 @@ from jq.graph.unused import remove_unused
 from jq.npu.facts import NPU_FORMATS, NPU_RANK, Backend, Evidence
 from jq.npu.placing import cuts_above, is_depthwise, means_image
 from jq.npu.units import constant, is_quantizer
-from jq.ops.kinds import is_hard_sigmoid, is_product, is_reshape, is_resize, is_sigmoid, is_transpose, pools_average
+from jq.ops.kinds import (
+    is_hard_sigmoid,
+    is_layer,
+    is_product,
+    is_reshape,
+    is_resize,
+    is_sigmoid,
+    is_transpose,
+    pools_average,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +145,19 @@ def _hard_swish(graph: Graph) -> Graph:
     return remove_unused(graph.edit(nodes))
 
 
+def _relu_for_gate(graph: Graph) -> Graph:
+    """The graph with a Relu for each HardSigmoid, with its factor, that alone reads a layer."""
+    nodes: dict[Node, Node | None] = {}
+    for gate, last in _gates(graph):
+        layer = _beyond(graph, gate.inputs[0])
+        if is_hard_sigmoid(gate) and layer is not None and is_layer(layer):
+            name = layer.outputs[0]
+            if [gate] == list(_readers(graph, name)) and name not in graph.output_names:
+                nodes[gate] = Node("Relu", (name,), last.outputs, {}, gate.name)
+                nodes |= {last: None} if last is not gate else {}
+    return remove_unused(graph.edit(nodes)) if nodes else graph
+
+
 def in_format(graph: Graph, format: str) -> Graph:
     """The graph as another format has it: forms of XINT8 are made, or taken back."""
     if format == "XINT8":
@@ -203,6 +225,14 @@ CHANGES = (
         "log",
         lambda graph: in_format(graph, "XINT8"),
         backend="X1",
+    ),
+    Change(
+        "hard_sigmoid_to_clip",
+        "the slope and the shift of a HardSigmoid that alone reads a layer in the layer's weights, and a Relu, as the largest code "
+        "cuts: whole=0 in the config does it with the network's own; for Sigmoid, train with HardSigmoid",
+        "log",
+        _relu_for_gate,
+        makes="HardSwish",
     ),
     Change(
         "hard_swish",

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jq.device.provider import PROVIDER_OPTIONS
 from jq.errors import ConfigError, DataError, suggest
-from jq.npu.provider import PROVIDER_OPTIONS
 from jq.util import files
 
 if TYPE_CHECKING:

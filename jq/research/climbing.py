@@ -22,11 +22,11 @@ from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
 from jq.data.arrays import Sample
 from jq.data.sources import decides, open_source, readable_again
+from jq.device.forecasting import forecast
 from jq.errors import ConfigError, DataError, Error, check_choice
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
-from jq.npu.forecasting import forecast
 from jq.pipeline import Calibrated, Measured, Result, calibrated, quantize
 from jq.research.goals import OWN, Evaluate, Goal, goal_of, samples_needed
 from jq.research.islands import apart, bits, islands, work

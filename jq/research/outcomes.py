@@ -13,10 +13,10 @@ from onnx import ModelProto
 
 from jq.config import QuantConfig
 from jq.config_file import as_toml
+from jq.device.provider import provider_config
 from jq.evidence.plots import front_plot
 from jq.evidence.report import Report, Section
 from jq.npu.facts import CHIPS
-from jq.npu.provider import provider_config
 from jq.pipeline import Result
 from jq.research.goals import Goal
 from jq.research.judging import Score

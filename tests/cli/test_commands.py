@@ -676,3 +676,33 @@ def test_a_warning_of_the_log_is_shown_once(capfd: pytest.CaptureFixture[str], m
     monkeypatch.setattr("jq.inspect", said_twice)
     _, _, err = run(capfd, "inspect", MODEL)
     assert err.count("said 2 times") == 1
+
+
+def test_a_config_in_the_json_of_amds_examples(capfd, tmp_path):
+    spec = {"spec": "XInt8Spec"}
+    document = {
+        "global_config": {"input_tensors": spec, "weight": spec, "bias": None},
+        "exclude": {"node_names": ["stem"]},
+        "extra_options": {
+            "IgnoreWarnings": False,
+            "UseRandomData": False,
+            "MatMulToGemm": True,
+            "DedicatedQDQPair": True,
+        },
+    }
+    path = tmp_path / "amd.json"
+    path.write_text(json.dumps(document))
+    code, out, err = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config", "--json")
+    made = json.loads(out)
+    assert code == 0 and "MatMulToGemm=True" in err
+    assert (made["exclude"], made["pairs"], made["scale"]) == (["stem"], "each", "power_of_two")
+    code, out, _ = run(capfd, "npu", MODEL, "--config", str(path), "--json")
+    assert code == 0 and json.loads(out)["format"] == "XINT8"
+    code, _, err = run(capfd, "quantize", "--config", str(path), "--show-config")
+    assert code == 2 and "is read for a model" in err
+    path.write_text(json.dumps(document | {"use_external_data_format": True}))
+    code, _, err = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config")
+    assert code == 2 and "ModelQuantizer" in err
+    path.write_text(json.dumps(document | {"global_config": {"weight": {"spec": "XInt9Spec"}}}))
+    code, _, err = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config")
+    assert code == 2 and "amd.json: " in err

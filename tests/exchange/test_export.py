@@ -16,6 +16,7 @@ from jq.exchange.export import quantized_graph
 from jq.passes.explicit import explicit
 from jq.passes.opset import with_opset
 from tests.conftest import onnxruntime_outputs
+from tests.npu import structures
 
 node = helper.make_node
 
@@ -288,3 +289,42 @@ def test_quantizing_outputs_that_are_read_too(images):
     ours = jq.fake_quant(graph)(graph.params, plan, {"x": x})
     for name, found in zip(("a", "b"), session.run(["a", "b"], {"x": x}), strict=True):
         np.testing.assert_array_equal(found, ours[name])
+
+
+class TestPairs:
+    """Which readers of a tensor have quantizers of their own; the numbers are the same."""
+
+    def quantized(self, pairs, format="qdq", **options):
+        config = jq.presets["XINT8"].replace(exclude=("conv2",), pairs=pairs, **options)
+        data = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+        return jq.quantize(structures.residual(2), data, config, format=format).model, data
+
+    def readers(self, model):
+        """How many nodes read each dequantized activation of more than one reader, and what is dequantized twice."""
+        stored = {i.name for i in model.graph.initializer}
+        made = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] not in stored]
+        reads = Counter(i for n in model.graph.node for i in n.input)
+        source = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "QuantizeLinear"}
+        copies = Counter(source[n.input[0]] for n in made)
+        return [reads[n.output[0]] for n in made if reads[n.output[0]] > 1], [c for c in copies.values() if c > 1]
+
+    def test_a_float_node_has_its_own(self):
+        shared, data = self.quantized("shared")
+        edges, _ = self.quantized("edges")
+        each, _ = self.quantized("each")
+        # Both blocks branch, and conv2, in the first of them, is float.
+        assert [self.readers(m) for m in (shared, edges, each)] == [([2, 2], []), ([2], [2]), ([], [2, 2])]
+        made = [onnxruntime_outputs(m, {"x": data[:1]})[0] for m in (shared, edges, each)]
+        assert np.array_equal(made[0], made[1]) and np.array_equal(made[0], made[2])
+        for model in (edges, each):
+            graph, plan = jq.split_quantizers(jq.load(model))
+            assert sorted(plan) == sorted(jq.split_quantizers(jq.load(shared))[1])
+            assert self.readers(jq.export(graph, plan))[1] == []
+
+    def test_quark_shares_them_unless_asked(self):
+        assert self.readers(self.quantized("edges", strict_quark=True)[0])[1] == []
+        assert self.readers(self.quantized("each", strict_quark=True)[0])[1] == [2, 2]
+
+    def test_older_forms_share_them(self):
+        assert self.readers(self.quantized("each", "qoperator")[0])[1] == []
+        assert self.quantized("each", "fix_neuron")[0].graph.node

@@ -17,10 +17,10 @@ from jq.calibration.stats import Stats
 from jq.cli import main
 from jq.config_file import read_config
 from jq.data.preprocessing import read_preprocessing
+from jq.device.provider_report import read_report
+from jq.device.report_file import read_device_report
 from jq.evaluation.accuracy import read_labels
 from jq.evaluation.tasks import read_truth
-from jq.npu.device_file import read_device_report
-from jq.npu.provider_report import read_report
 from jq.research.ablation import COLUMNS
 from jq.research.experiment import read_experiment
 from jq.research.ledger import Ledger

@@ -309,7 +309,9 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "UseQDQVitisCustomOps": _noted(
         True, "files hold ONNX's own quantizers; quant_format=VitisQuantFormat.QDQ has the vendor's"
     ),
-    "DedicatedQDQPair": _noted(False, "readers of a tensor share its quantizer; the numbers are the same"),
+    "DedicatedQDQPair": _switch(
+        "True gives each reader quantizers of its own", "pairs", {True: "each", False: "shared"}
+    ),
     "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
     "EnableDualQuantNodePairs": _refused("a tensor has one format"),
     "FoldRelu": _hint("a Relu that the codes make redundant stays; the numbers are the same"),

@@ -29,6 +29,7 @@ from jq.npu.rewrites.factors import (
     rectangular_pool_factor,
     reduce_mean_factor,
 )
+from jq.npu.rewrites.moves import gather_to_slice, transpose_in_four
 from jq.npu.rewrites.pads import pad_by_ones, pad_to_pool
 from jq.npu.rewrites.pools import reduce_mean_to_flat_pool, reduce_mean_to_pool, split_large_pool
 from jq.npu.rewrites.products import dynamic_matmul_to_gemm, matmul_to_gemm
@@ -48,6 +49,8 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
         "depthwise_to_dense": depthwise_to_dense,
         "shuffle_to_weights": shuffle_to_weights,
         "shuffle_to_conv": shuffle_to_conv,
+        "transpose_in_four": transpose_in_four,
+        "gather_to_slice": gather_to_slice,
         "clip_to_relu": clip_to_relu,
         "hard_sigmoid_to_clip": hard_sigmoid_to_clip,
         "resize_to_matmul": resize_to_matmul,
@@ -65,9 +68,9 @@ STRUCTURE: Mapping[str, Rewrite] = MappingProxyType(
 FUNCTIONS = ("leaky_relu_alpha", "sigmoid_to_hard_sigmoid")
 # What keeps a network in one piece on the chip, and is made where the configuration asks for that.
 KEEPS_WHOLE = (
-    "reduce_mean_to_flat_pool", "depthwise_to_dense", "shuffle_to_weights", "shuffle_to_conv", "clip_to_relu",
-    "hard_sigmoid_to_clip", "resize_to_matmul", "resize_to_depth_to_space", "pad_to_pool", "pad_by_ones",
-    "flat_concat",
+    "reduce_mean_to_flat_pool", "depthwise_to_dense", "shuffle_to_weights", "shuffle_to_conv", "transpose_in_four",
+    "gather_to_slice", "clip_to_relu", "hard_sigmoid_to_clip", "resize_to_matmul", "resize_to_depth_to_space",
+    "pad_to_pool", "pad_by_ones", "flat_concat",
 )  # fmt: skip
 # What suits the chip and Quark does not do.
 NOT_QUARKS = ("dynamic_matmul_to_gemm", "rectangular_pool_factor", *KEEPS_WHOLE)

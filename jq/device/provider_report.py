@@ -21,7 +21,7 @@ from jq.npu.placing import CPU, EP_CPU, NPU
 from jq.util import files
 
 if TYPE_CHECKING:
-    from jq.npu.forecasting import Forecast
+    from jq.device.forecasting import Forecast
 
 REPORT_VARIABLE, REPORT_FILE = "XLNX_ONNX_EP_REPORT_FILE", "vitisai_ep_report.json"
 _DEVICES = {**dict.fromkeys(("NPU", "DPU", "IPU", "DOD", "VAIML"), NPU), "CPU": CPU, "VITIS_EP_CPU": EP_CPU}

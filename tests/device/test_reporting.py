@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 import jq
+from jq.device import report_file
+from jq.device.report_file import Recorded
 from jq.errors import ConfigError, DataError
-from jq.npu import device_file
-from jq.npu.device_file import Recorded
 from tests.cli.test_commands import run
-from tests.npu.test_provider_report import report_of
+from tests.device.test_provider_report import report_of
 from tests.readings.test_runtime import Played
 
 FLOAT = jq.zoo.path("fashion_resnet")
@@ -129,7 +129,7 @@ def test_damaged_codes_are_refused_even_with_a_right_checksum(field, value, made
     d = made.to_dict()
     d["outputs"][0][field] = value
     del d["checksum"]
-    d["checksum"] = device_file._checksum(d)
+    d["checksum"] = report_file._checksum(d)
     (tmp_path / "r.json").write_text(json.dumps(d))
     with pytest.raises(DataError, match="tensor 'logits'"):
         jq.npu.read_device_report(tmp_path / "r.json")

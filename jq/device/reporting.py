@@ -18,14 +18,14 @@ import numpy as np
 
 from jq.data.arrays import Sample
 from jq.data.sources import as_trained, open_source
+from jq.device.forecasting import forecast
+from jq.device.provider_report import REPORT_FILE, REPORT_VARIABLE, compare_with_report, read_report
+from jq.device.report_file import KIND, VERSION, DeviceReport, Recorded
 from jq.errors import ConfigError, Error
 from jq.evaluation.accuracy import Labels, classify, read_labels, stacked_scores
 from jq.graph import Graph
 from jq.graph.quantizers import is_dequantize, is_quantized
 from jq.graph.read import ModelLike, load
-from jq.npu.device_file import KIND, VERSION, DeviceReport, Recorded
-from jq.npu.forecasting import forecast
-from jq.npu.provider_report import REPORT_FILE, REPORT_VARIABLE, compare_with_report, read_report
 from jq.readings.agreement import agreements
 from jq.readings.named import open_reading
 from jq.readings.provider import CPU, RUNTIME, Provider, available, provider_of, short_name

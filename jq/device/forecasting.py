@@ -7,25 +7,22 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from jq.config import QuantConfig, resolve
 from jq.data.sources import open_source
+from jq.device.advising import Proposal, proposals, unmoved
 from jq.errors import ConfigError, check_choice
 from jq.evidence.lint_rules import counted
 from jq.evidence.places import places_report
-from jq.exchange.export import export
+from jq.exchange.export import export, pairs_of
 from jq.graph import Graph
 from jq.graph.quantizers import is_quantized
 from jq.graph.read import ModelLike, load
-from jq.npu.changes import CHANGES, Change, in_format
-from jq.npu.facts import BACKEND_FORMATS, BACKENDS, CHIPS, NPU_FORMATS, PLACE_RULES, Evidence, PlaceRule
+from jq.npu.facts import BACKENDS, CHIPS, PLACE_RULES, Evidence, PlaceRule
 from jq.npu.placing import Place, Placed, UnitPlace, place
-from jq.npu.placing import names as named
-from jq.npu.units import is_quantizer
-from jq.ops.kinds import is_hard_sigmoid, is_layer
 from jq.pipeline import calibrated
 from jq.readings.diagnosis import blames_model
 from jq.recovery.bounds import bound_choice, without_clips
@@ -185,7 +182,7 @@ def forecast(
             "the model is quantized already, so it needs no config; leave config out, or give the float model"
         )
     placed = place(graph, backend)
-    breaks = tuple(_breaks(placed))
+    breaks, proposed = tuple(_breaks(placed)), list(proposals(graph, chip, backend, placed))
     return Forecast(
         chip,
         backend,
@@ -195,8 +192,10 @@ def forecast(
         placed.running,
         MappingProxyType(dict(placed.nodes)),
         breaks,
-        tuple(_advice(graph, chip, backend, placed)),
-        (*notes, *_free_dims(graph), *_notes(placed, chip)),
+        tuple(
+            Advice(p.name, p.what, p.evidence, MappingProxyType(p.after.counts), p.after.subgraphs) for p in proposed
+        ),
+        (*notes, *_free_dims(graph), *_notes(placed, chip), *_unmoved(placed, proposed)),
         placed.units,
         MappingProxyType(dict(placed.copies)),
     )
@@ -221,14 +220,18 @@ def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Grap
     cheap = options.replace(method=method, cle=False, bias_correction=False, guard=None, finetune=None)
     notes = ["the model was float: it was quantized for this forecast, with scales by ranges and nothing tuned"]
     if data is None:
-        notes.append("on random data, so forms chosen by their loss (form_loss, output_ties) may be others on yours")
+        notes.append(
+            "on random data, so Sigmoids whose form is chosen by its loss (form_loss) may have another on yours; an average pool "
+            "at the output is taken as quantized (output_ties)"
+        )
+        cheap = cheap.replace(output_ties=None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no data given")  # the note says so
         samples = list(open_source(data, graph.inputs, seed=cheap.seed).limited(_SAMPLES).samples())
     ready = calibrated(graph, samples, cheap)
     plan = ready.guarded.plan
     made = without_clips(ready.graph, bound_choice(ready.graph, plan, cheap, samples, ready.moved))
-    return load(export(made, plan)), notes
+    return load(export(made, plan, pairs=pairs_of(options))), notes
 
 
 def _breaks(placed: Placed) -> Iterator[Break]:
@@ -236,68 +239,6 @@ def _breaks(placed: Placed) -> Iterator[Break]:
     for unit, rule in placed.broken:
         named = tuple(by_output.get(next((o for o in n.outputs if o), ""), n.label) for n in unit.nodes)
         yield Break(named[0], named, tuple(n.op_type for n in unit.nodes), PLACE_RULES[rule])
-
-
-# --- Advice ---
-
-
-def _advice(graph: Graph, chip: str, backend: str, placed: Placed) -> Iterator[Advice]:
-    """The changes after which less is on the CPU or in fewer subgraphs, each alone, then all that help together."""
-    if not placed.broken:
-        return
-    helping: dict[Change, Placed] = {}
-    for change in (c for c in CHANGES if c.suits(backend, placed.format)):
-        after = place(change.apply(graph), backend)
-        if _helps(after, placed):
-            helping[change] = after
-            yield _advised(change.name, change.what, change.evidence, after)
-    together = graph
-    for change in helping:
-        together = change.apply(together)
-    after = place(together, backend)
-    if all(_helps(after, alone) for alone in (placed, *helping.values())):
-        evidence: Evidence = "guess" if any(c.evidence == "guess" for c in helping) else "log"
-        yield _advised(" + ".join(c.name for c in helping), "these together", evidence, after)
-    listed = (*NPU_FORMATS["HardSigmoid"], "XINT8")  # XINT8 makes it of Sigmoid
-    gated = any(is_hard_sigmoid(n) for n in graph.nodes)
-    for format in (f for f in BACKEND_FORMATS[backend] if f != placed.format):
-        after = place(in_format(graph, format), backend, format)
-        if _helps(after, placed):
-            stands = ", if each HardSigmoid stands for a Sigmoid" if gated and format not in listed else ""
-            yield _advised(
-                f"format {format}", f"quantize to {format} instead{stands}", "guess" if stands else "log", after
-            )
-    if names := _small_pieces(graph, placed):
-        after = place(graph, backend, None, names)
-        yield _advised(
-            "exclude", f"leave these in float, as they hold no layer: exclude={json.dumps(names)}", "guess", after
-        )
-    for other in CHIPS[chip].backends:
-        after = place(graph, other) if other != backend and placed.format in BACKEND_FORMATS[other] else placed
-        if _helps(after, placed):
-            yield _advised(f"backend {other}", f"compile with target {other}", "guess", after)
-
-
-def _small_pieces(graph: Graph, placed: Placed) -> list[str]:
-    """The nodes of subgraphs without a layer, by label: a transfer each way for what the CPU does as quickly."""
-    pieces: dict[int, list[str]] = {}
-    layers = {placed.nodes[name].subgraph for name, node in named(graph).items() if is_layer(node)}
-    for name, node in named(graph).items():
-        piece = placed.nodes[name].subgraph
-        if piece is not None and piece not in layers and not is_quantizer(node):
-            pieces.setdefault(piece, []).append(node.label)
-    fewest = placed.subgraphs - len(pieces)
-    return [label for labels in pieces.values() for label in labels] if fewest else []
-
-
-def _helps(after: Placed, before: Placed) -> bool:
-    """Whether less is on the CPU, or the same in fewer subgraphs."""
-    cost, now = ((p.counts["cpu"], p.subgraphs) for p in (after, before))
-    return after.subgraphs > 0 and cost < now
-
-
-def _advised(name: str, what: str, evidence: Evidence, after: Placed) -> Advice:
-    return Advice(name, what, evidence, MappingProxyType(after.counts), after.subgraphs)
 
 
 def _free_dims(graph: Graph) -> Iterator[str]:
@@ -323,3 +264,13 @@ def _notes(placed: Placed, chip: str) -> Iterator[str]:
         yield "no format of integers is recognised, of which the provider reads QuantizeLinear and DequantizeLinear"
         if CHIPS[chip].bfloat16:
             yield "for BF16, give the provider the float model and the file that provider_config(flow='BF16') writes"
+
+
+def _unmoved(placed: Placed, proposed: Sequence[Proposal]) -> Iterator[str]:
+    """A note on operators that no change brings to the NPU."""
+    if left := unmoved(placed, proposed):
+        shown = ", ".join(f"{op} ({count})" for op, count in left.items())
+        yield (
+            f"no change that is known brings these to the NPU: {shown}; at the ends of a network they break nothing: leave them "
+            "and what is beyond in float, or train with other operators"
+        )

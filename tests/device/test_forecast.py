@@ -15,6 +15,7 @@ import jq
 from jq.npu.facts import CHIPS, PLACE_RULES
 from jq.npu.placing import names
 from tests.npu import structures
+from tests.passes.models import build
 
 FORMATS = ("XINT8", "A8W8", "A16W8")
 
@@ -59,7 +60,12 @@ def test_gates_break_xint8_and_not_a8w8():
     assert whole.counts["cpu"] == 0 and whole.subgraphs == 1
     advice = {a.change: a for a in broken.advice}
     assert advice["format A8W8"].subgraphs == 1 and advice["backend X1"].subgraphs == 1
+    kept_advice = {a.change: a for a in kept.advice}
+    assert "backend X1" not in kept_advice  # which has no Sigmoid either
+    assert kept_advice["backend X1 + hard_sigmoid"].subgraphs == 1
     assert advice["hard_swish"].subgraphs == 3 and advice["hard_swish"].counts["cpu"] == 4  # gates of channels are left
+    together = advice["hard_sigmoid_to_clip + hard_swish"]
+    assert (together.subgraphs, together.counts["cpu"]) == (1, 0)
     assert forecast_of(model, forms, "phx").counts["cpu"] == 0  # X1 has HardSigmoid
 
 
@@ -221,3 +227,56 @@ def test_free_dims_are_noted():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     assert any("shapes must be fixed" in note for note in jq.npu.forecast(model).notes)
     assert not any("shapes must be fixed" in note for note in jq.npu.forecast(structures.residual(1)).notes)
+
+
+def attention(tokens: int = 6, width: int = 8) -> onnx.ModelProto:
+    """A layer, queries, keys and values through five dims, their product, and the first token's scores."""
+    net = structures.Net()
+    x = net.op("MatMul", "x", net.array("embed", net.rng.standard_normal((4, width))))
+    joint = net.op("MatMul", x, net.array("joint", net.rng.standard_normal((width, 3 * width))))
+    apart = net.op("Reshape", joint, net.array("apart", [1, tokens, 3, 2, width // 2], np.int64))
+    turned = net.op("Transpose", apart, perm=[2, 0, 3, 1, 4])
+    query, key, value = (net.op("Gather", turned, net.array(f"i{i}", i, np.int64), axis=0) for i in range(3))
+    scores = net.op("Softmax", net.op("MatMul", query, net.op("Transpose", key, perm=[0, 1, 3, 2])), axis=-1)
+    mixed = net.op("Transpose", net.op("MatMul", scores, value), perm=[0, 2, 1, 3])
+    flat = net.op("Reshape", mixed, net.array("together", [1, tokens, width], np.int64))
+    first = net.op("Gather", flat, net.array("first", 0, np.int64), axis=1)
+    weight = net.array("head", net.rng.standard_normal((width, 3)))
+    net.nodes.append(helper.make_node("Gemm", [first, weight, net.array("head_bias", np.zeros(3))], ["y"], "gemm"))
+    return build(net.nodes, net.arrays, x=(1, tokens, 4))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_attention_through_five_dims_and_gathers_is_brought_to_the_npu(format):
+    broken = forecast_of(attention(), format)
+    assert {b.rule.name for b in broken.breaks} == {"rank", "not-listed"} and broken.subgraphs > 1
+    advice = {a.change: a for a in broken.advice}
+    together = advice["transpose_in_four + gather_to_slice"]
+    assert (together.subgraphs, together.counts["cpu"]) == (1, 0)
+    made = forecast_of(attention(), jq.presets[format].replace(whole=0.0))  # what the advice says it does
+    assert (dict(made.counts), made.subgraphs) == (dict(together.counts), 1)
+
+
+def test_operators_that_are_listed_and_not_quantized_are_advised():
+    net = structures.Net()
+    x = net.op("Softsign", net.op("Elu", net.conv("x", 3, 8, 3)))
+    model = net.classify(net.op("Relu", net.conv(x, 8, 8, 3)), 8)
+    broken = forecast_of(model, "XINT8")
+    (break_,) = broken.breaks
+    assert break_.ops == ("Elu", "Softsign")
+    advice = {a.change: a for a in broken.advice}["quantize_listed"]
+    made = forecast_of(model, jq.presets["XINT8"].replace(op_types=None))
+    assert (advice.counts["cpu"], advice.subgraphs) == (made.counts["cpu"], made.subgraphs) == (0, 1)
+    assert "quantize_listed" not in {a.change for a in forecast_of(model, "A8W8").advice}  # where none is listed
+
+
+def test_what_no_change_brings_to_the_npu_is_said():
+    net = structures.Net()
+    slopes = net.array("slopes", np.full((8, 1, 1), 0.1))
+    x = net.op("PRelu", net.conv("x", 3, 8, 3), slopes)
+    x = net.op("MaxPool", net.op("PRelu", net.op("MaxPool", x, kernel_shape=[1, 1]), slopes), kernel_shape=[1, 1])
+    forecast = forecast_of(net.classify(net.conv(x, 8, 8, 3), 8), "XINT8")
+    (note,) = (n for n in forecast.notes if n.startswith("no change"))
+    assert "PRelu (1)" in note and "Conv" not in note
+    whole = forecast_of(structures.residual(), "XINT8")
+    assert not [n for n in whole.notes if n.startswith("no change")]
