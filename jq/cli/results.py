@@ -17,6 +17,7 @@ from jq.cli.options import (
     Context,
     Data,
     Embed,
+    LabelOffset,
     Limit,
     ProviderOption,
     Reading,
@@ -51,7 +52,9 @@ def infer(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON document.")] = False,
 ) -> None:
-    """Write a model's outputs on data to a new folder: one .npy for each sample and output, and a manifest.
+    """Write a model's outputs on data to a new folder.
+
+    There is one .npy file for each sample and output, and a manifest.
 
     Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
 
@@ -78,7 +81,9 @@ def evaluate(
     ] = None,
     quantized_results_folder: Annotated[
         Path | None,
-        typer.Option("--quantized_results_folder", "--quantized-results-folder", help="Those of the quantized model."),
+        typer.Option(
+            "--quantized_results_folder", "--quantized-results-folder", help="Results of the quantized model."
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
@@ -86,7 +91,7 @@ def evaluate(
             help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; shows top-1 and top-5."
         ),
     ] = None,
-    label_offset: Annotated[int, typer.Option(help="Is added to each label.")] = 0,
+    label_offset: LabelOffset = 0,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -104,12 +109,14 @@ def evaluate(
     ep_context: Context = None,
     ep_context_embed: Embed = False,
     benchmark: Benchmark = False,
-    output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="The output with the scores of the classes, if there are several outputs.")
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            help=f"Of --model, instead of classes: {_BOXES}, with COCO's .json of instances as --labels; {', '.join(METRICS)}; or "
-            "FILE.py:FUNCTION of the outputs by name and the truth, which --labels holds.",
+            help=f"What to measure with --model, instead of top-1: {_BOXES}, with COCO's .json of instances as --labels; "
+            f"{', '.join(METRICS)}; or FILE.py:FUNCTION, which gets the outputs by name and the truth in --labels.",
             show_default=False,
             autocompletion=beginning(lambda: (_BOXES, *METRICS)),
         ),
@@ -117,10 +124,10 @@ def evaluate(
     csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show how far a quantized model's results are from the float model's, and how often classifiers are right.
+    """Compare the results or the accuracy of a float and a quantized model.
 
-    Folders hold images, .npy or .npz files, such as `infer` writes, paired by their names without the ending. Exits with
-    1 if some results could not be compared.
+    Give models and data, or two folders of results, as `infer` writes them: images, .npy or .npz files, paired by their
+    names without the ending. The exit code is 1 if some results could not be compared.
 
     Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 

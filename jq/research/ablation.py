@@ -32,6 +32,7 @@ import numpy as np
 from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
 from jq.data.arrays import Sample
+from jq.data.labels import Labels
 from jq.data.sources import open_source, readable_again
 from jq.data.stream import Batch, Program, Stream
 from jq.errors import DataError
@@ -182,8 +183,11 @@ def _opened(subject: Subject) -> _Source:
         raise DataError("an ablation without data needs evaluation data: random data of each seed cannot be compared")
     sources = [part if part is None else open_source(part, graph.inputs) for part in (data, evaluation)]
     digests = [[] if source is None else [*map(digest, source.samples())] for source in sources]
-    labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
-    return _Source(graph, data, evaluation, subject.labels, digest(graph, *digests, labels))
+    labels = subject.labels
+    if isinstance(labels, Labels):
+        labels = labels.of(len(digests[1]), None if sources[1] is None else sources[1].names)
+    labels = None if labels is None else np.asarray(labels, np.int64)
+    return _Source(graph, data, evaluation, labels, digest(graph, *digests, labels))
 
 
 def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]:
