@@ -78,7 +78,7 @@ def npu(
     check_output("--html", html, (".html",))
     check_output("--provider-config", provider_config, (".json",))
     if device is not None and provider_config is None:
-        raise ConfigError("--device needs --provider-config; got it alone")
+        raise ConfigError("--device needs --provider-config; got --device alone")
     reports = [jq.npu.read_report(report)] if report is not None else []
     reports += [jq.npu.read_console(console)] if console is not None else []
     forecast = jq.npu.forecast(model, chip, backend, config=None if config is None else config_of(config), data=data)

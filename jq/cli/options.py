@@ -177,7 +177,7 @@ def reading_of(
     provider = provider_of(name)
     if provider is None:
         raise ConfigError(
-            f"--provider-option and --ep-context need --reading with a provider of onnxruntime, vitisai, say; got {name!r}"
+            f"--provider-option and --ep-context need --reading with a provider of onnxruntime, such as vitisai; got {name!r}"
         )
     return jq.Provider(provider.name, given, context, embed)
 

@@ -145,7 +145,7 @@ def function_in(file: Path, name: str) -> Callable[..., Any]:
     """Return a function of a Python file of the user's."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise ConfigError(f"cannot read {file}: no Python file")
+        raise ConfigError(f"cannot read {file}: it is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

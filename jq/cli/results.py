@@ -147,7 +147,7 @@ def evaluate(
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
     if models and (results or labels is None or len(models) > 2):
         raise ConfigError(
-            "--model needs one or two models, --labels, and no folders of results; take the folders alone or --model"
+            "--model needs one or two models and --labels, and excludes folders of results; give either models or folders"
         )
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
@@ -223,7 +223,7 @@ def _answer_metric(
 def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: AnyReading, as_json: bool) -> None:
     """Show the mean average precision of each model, a detector."""
     if labels is None:
-        raise ConfigError("--metric boxes needs --labels with a COCO file of instances, instances_val2017.json, say")
+        raise ConfigError("--metric boxes needs --labels with a COCO file of instances, such as instances_val2017.json")
     truth = read_coco(labels)
     for metadata in (jq.load(m).metadata for m in models):
         data = as_trained(data, metadata)

@@ -137,7 +137,7 @@ def compare(
     use_all_cores()
     check_output("--report", report, (".html", ".json"))
     if len(quantized) > 1 and (reading is not None or benchmark):
-        raise ConfigError("--reading and --benchmark are of one quantized model; give one, or leave them out")
+        raise ConfigError("--reading and --benchmark work with one quantized model; give one, or leave them out")
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
     run, timing = _opened(quantized[0], data, reading, provider_option, ep_context, ep_context_embed, benchmark)
     asked = run if reading is not None else None

@@ -60,14 +60,20 @@ class Preprocessing:
         """The preprocessing in words.
 
         >>> str(PREPROCESSINGS["keras-caffe"])
-        'BGR, minus 103.939, 116.779, 123.68, resize 0.875'
+        'BGR, minus (103.939, 116.779, 123.68), resize 0.875'
         """
+        words = [self.values]
+        words += [f"{name} {getattr(self, name)}" for name in ("resize", "crop", "layout") if getattr(self, name)]
+        words += [self.interpolation] if self.interpolation != "bilinear" else []
+        return ", ".join(words)
+
+    @property
+    def values(self) -> str:
+        """What becomes of the values of pixels, in words: all that arrays need, which keep their size."""
         factor = "" if self.scale == 1 else f" / {1 / self.scale:g}"
         words = [f"{self.order}{factor}"]
         words += [f"minus {_listed(self.mean)}"] if np.any(self.mean) else []
         words += [f"divided by {_listed(self.std)}"] if np.any(np.asarray(self.std) != 1) else []
-        words += [f"{name} {getattr(self, name)}" for name in ("resize", "crop", "layout") if getattr(self, name)]
-        words += [self.interpolation] if self.interpolation != "bilinear" else []
         return ", ".join(words)
 
     def apply(self, pixels: np.ndarray) -> np.ndarray:  # float32, of the same shape
@@ -201,7 +207,8 @@ def _size(name: str, value: Any) -> Any:
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(f"{v:g}" for v in np.atleast_1d(value))
+    words = ", ".join(f"{v:g}" for v in np.atleast_1d(value))
+    return f"({words})" if np.size(value) > 1 else words
 
 
 # UNIT is taken where nothing is said.

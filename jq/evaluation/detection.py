@@ -53,9 +53,9 @@ def mean_average_precision(
     """
     here, there = len(detections), len(truth)
     if here != there:
-        raise DataError(f"boxes were found in {here} images and are true in {there}; expected one to one")
+        raise DataError(f"there are predictions for {here} images and truths for {there}; expected one for each")
     if any(image.scores is None for image in detections):
-        raise DataError("the boxes found have no scores")
+        raise DataError("the predicted boxes have no scores")
     classes = sorted({int(c) for image in truth for c in image.classes})
     parts = [_average_precision(detections, truth, c, t) for c in classes for t in thresholds]
     return float(np.mean(parts)) if parts else float("nan")

@@ -93,4 +93,4 @@ def warn_of_outputs(losses: Iterable[OutputLoss]) -> None:
         ways = (
             "finetune (XINT8_ADAROUND), more bits (A8W8, A16W8), or `jq-quant compare` for the tensors that lose most"
         )
-        warnings.warn(f"{text}{', '.join(lost)}: expect a result without worth; try {ways}", stacklevel=3)
+        warnings.warn(f"{text}{', '.join(lost)}: the result will probably be useless; try {ways}", stacklevel=3)

@@ -162,13 +162,13 @@ class _Search:
         """The search, once samples are split and the float network has run on those that decide."""
         graph = model if isinstance(model, Graph) else load(model)
         if data is None:
-            raise ConfigError("auto needs data: on random samples nothing can be decided")
+            raise ConfigError("auto needs data: random samples cannot decide anything")
         data = readable_again(data, graph.inputs, seed)
         source = open_source(data, graph.inputs, seed=seed)
         samples = list(source.samples())
         count = len(samples)
         if count < 2:
-            raise DataError(f"auto needs 2 samples and more, as some calibrate and others decide; got {count}")
+            raise DataError(f"auto needs at least 2 samples, because some calibrate and others decide; got {count}")
         every = min(_EVERY, count)
         deciding = [s for i, s in enumerate(samples) if decides(i, every)]
         known = None if labels is None else _labels(labels, source.names, len(samples), every)
