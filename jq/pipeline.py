@@ -242,7 +242,7 @@ def _saved_stats(path: str | os.PathLike[str], graph: Graph, config: QuantConfig
             else "another model, or other data for its equalization"
         )
         raise DataError(
-            f"the statistics in {os.fspath(path)} were made for {why}; make them again: jq-quant calibrate MODEL --data DATA --config "
+            f"the statistics in {os.fspath(path)} are of {why}; measure again: jq-quant calibrate MODEL --data DATA --config "
             f"CONFIG -o {os.fspath(path)}"
         )
     return stats

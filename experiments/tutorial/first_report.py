@@ -85,8 +85,8 @@ def write_page(page: Path, shown: list[tuple[float, str]], commands: list[str], 
     minutes, rest = divmod(began, 60)
     parts = [*text.strip().splitlines(), f"# {int(minutes)}:{rest:02.0f}"]
     block = "\n".join(f"    {line}".rstrip() for line in parts)
-    old = page.read_text()
-    page.write_text(re.sub(r"(## The session\n.*?\n\n)(?: {4}.*\n|\n(?= {4}))+", lambda m: f"{m[1]}{block}\n", old, flags=re.DOTALL))
+    session = re.compile(r"(## The session\n.*?\n\n)(?: {4}.*\n|\n(?= {4}))+", re.DOTALL)
+    page.write_text(session.sub(lambda m: f"{m[1]}{block}\n", page.read_text()))
 
 
 def main() -> None:
@@ -107,7 +107,12 @@ def main() -> None:
         (folder / "photos").symlink_to(args.images.resolve())
         shown, seconds = recorded(commands, folder, args.repository.resolve())
         size = (folder / "report.html").stat().st_size
-    header = {"version": 2, "width": WIDTH, "height": HEIGHT, "title": f"From git clone to a report on {args.model.name}"}
+    header = {
+        "version": 2,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "title": f"From git clone to a report on {args.model.name}",
+    }
     lines = [json.dumps(header), *(json.dumps([round(at, 3), "o", text]) for at, text in shown if text)]
     args.cast.write_text("\n".join(lines) + "\n")
     write_page(args.page, shown, commands, seconds)

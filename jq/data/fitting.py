@@ -13,7 +13,9 @@ from jq.data.preprocessing import UNIT, Preprocessing
 from jq.errors import DataError
 from jq.graph import Dim, Value
 
-_ADVICE = "; if the model was trained with other values, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std"
+_ADVICE = (
+    "; if the model was trained with other values, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,9 @@ def fitting(value: Value, array: np.ndarray, pixels: Preprocessing | None, where
     if array.dtype == np.uint8 and len(shape) == 4 and channels in (1, 3):
         how = pixels or UNIT
         if any(np.size(v) not in (1, channels) for v in (how.mean, how.std)):
-            raise DataError(f"{where}: the mean and std have another number of channels than input {value}, which has {channels}")
+            raise DataError(
+                f"{where}: the mean and std have another number of channels than input {value}, which has {channels}"
+            )
         words.append(f"bytes taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
     elif array.dtype == np.float64 and value.dtype != np.float64:
         words.append(f"float64 rounded to {value.dtype}")

@@ -80,7 +80,9 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     height, width, channels = (value.shape[layout.index(axis)] for axis in "HWC")
     channels = channels if isinstance(channels, int) else 3
     if channels not in (1, 3) or any(np.size(v) not in (1, channels) for v in (folder.mean, folder.std)):
-        raise DataError(f"{path}: the mean and std have another number of channels than input {value}, which has {channels}")
+        raise DataError(
+            f"{path}: the mean and std have another number of channels than input {value}, which has {channels}"
+        )
     crop = (folder.crop, folder.crop) if isinstance(folder.crop, int) else folder.crop or (height, width)
     if any(isinstance(d, int) and d != c for d, c in zip((height, width), crop, strict=True)):
         raise DataError(f"{path}: images of {crop[1]}x{crop[0]} pixels do not fit input {value}; leave out crop")
@@ -156,7 +158,9 @@ def _pixels(
         out = [w or g for w, g in zip(wanted, grown, strict=True)]
         _check_size(file, sizes, out)
         if any(o > g for o, g in zip(out, grown, strict=True)):
-            raise DataError(f"{file}: with {grown[1]}x{grown[0]} pixels it is too small to crop {out[1]}x{out[0]} pixels")
+            raise DataError(
+                f"{file}: with {grown[1]}x{grown[0]} pixels it is too small to crop {out[1]}x{out[0]} pixels"
+            )
         # The part that remains is cut out first: what a thin image would grow to need not fit in memory.
         height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
         left, top = (sizes[1] - width) // 2, (sizes[0] - height) // 2

@@ -106,7 +106,7 @@ def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
     if not isinstance(value, Enum) or value not in methods:
         raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, methods))}")
     if draft["scale"] != "float":
-        raise ConfigError(f"{name} applies to float scales only; power-of-two scales of weights are found like those of activations")
+        raise ConfigError(f"{name} applies to float scales only; powers of two are found as for activations")
     draft["weight_method"] = methods[value]
 
 
