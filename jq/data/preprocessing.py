@@ -135,6 +135,19 @@ class Preprocessing:
         """
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.to_dict().items())
 
+    def options(self) -> list[str]:
+        """Return the options of the command line that give this preprocessing.
+
+        >>> PREPROCESSINGS["tf"].options(), Preprocessing(mean=(0.5, 0.4, 0.5), crop=192).options()
+        (['--prep', 'tf'], ['--mean', '0.5,0.4,0.5', '--crop', '192'])
+        """
+        own = self.alone
+        named = next((name for name, known in PREPROCESSINGS.items() if known == own), None)
+        if named is not None:
+            return ["--prep", named] if own != UNIT else []
+        values = {k: ",".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in self.to_dict().items()}
+        return [word for name, value in values.items() for word in (f"--{name}", value)]
+
     def to_metadata(self) -> dict[str, str]:
         """Return what a quantized model keeps."""
         return {METADATA: json.dumps(self.to_dict())}

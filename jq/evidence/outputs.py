@@ -38,7 +38,7 @@ def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]
         return OutputLoss(name, kept)
     apart = np.array([distances(kind, x, y) for x, y in pairs])
     divergence, other = apart.mean(axis=0)
-    return OutputLoss(name, kept, 1 - float(other), float(divergence))
+    return OutputLoss(name, kept, 1 - float(other), float(divergence), few=len(pairs))
 
 
 def output_error(original: Graph, quantized: ModelProto, data: Any, seed: int = 0) -> float:

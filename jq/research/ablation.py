@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -296,8 +295,12 @@ def _digest(params: Mapping[str, Any], plan: Plan) -> str:
     return whole.hexdigest()[:16]
 
 
-def _peak() -> int:
-    """Megabytes that the process has had at most."""
+def _peak() -> int | None:
+    """The most megabytes that the process has had; None on Windows, which has no such count."""
+    try:
+        import resource
+    except ImportError:
+        return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(most / (1 << 20 if sys.platform == "darwin" else 1 << 10))
 
