@@ -213,7 +213,7 @@ _COLUMNS = (
     _Column("effect", lambda r: None if r.origin is None else r.origin.effect, _percent,
             "share of the outputs' squared error; below zero, it compensates for others",
             lambda g: None if g.share is None else g.share.effect),
-    _Column("reason", lambda r: r.reason or None, dotted, "for a layer, the part that adds most to the outputs' error", lambda g: g.reason),
+    _Column("reason", lambda r: r.reason or None, dotted, "for a layer, what adds most to the outputs' error", lambda g: g.reason),
     _Column("kind", lambda r: r.kind, help="for a layer, its operator", whole=lambda g: g.layer.op),
     _Column("runs", lambda r: None, help="according to jq's rules of the compiler; `jq-quant npu` says why",
             whole=lambda g: PLACES.get(g.layer.place)),
