@@ -69,7 +69,7 @@ class Preprocessing:
 
     @property
     def values(self) -> str:
-        """What becomes of the values of pixels, in words: all that arrays need, which keep their size."""
+        """The change to the values of pixels, in words; arrays need no more, as they keep their size."""
         factor = "" if self.scale == 1 else f" / {1 / self.scale:g}"
         words = [f"{self.order}{factor}"]
         words += [f"minus {_listed(self.mean)}"] if np.any(self.mean) else []

@@ -1,4 +1,4 @@
-"""What to do about the layers that make most of the outputs' error: sentences, with commands to copy."""
+"""Advice about the layers that make most of the outputs' error: sentences, with commands to copy."""
 
 from __future__ import annotations
 
