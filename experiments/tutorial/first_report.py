@@ -85,7 +85,7 @@ def write_page(page: Path, shown: list[tuple[float, str]], commands: list[str], 
     minutes, rest = divmod(began, 60)
     parts = [*text.strip().splitlines(), f"# {int(minutes)}:{rest:02.0f}"]
     block = "\n".join(f"    {line}".rstrip() for line in parts)
-    session = re.compile(r"(## The session\n.*?\n\n)(?: {4}.*\n|\n(?= {4}))+", re.DOTALL)
+    session = re.compile(r"(## The session\n+)(?: {4}.*\n|\n(?= {4}))+")
     page.write_text(session.sub(lambda m: f"{m[1]}{block}\n", page.read_text()))
 
 
