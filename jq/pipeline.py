@@ -60,7 +60,7 @@ from jq.version import __version__
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """The quantized model, and all that it was made from."""
+    """The quantized model, and everything that it was made from."""
 
     model: ModelProto
     plan: Plan

@@ -84,8 +84,8 @@ def compare(
         c = o where x is beyond the bounds of Q,  cosine = sum xy / sqrt(sum x^2 sum y^2),
         m = mean of e per channel,                L2 = mean over the samples of sqrt(sum e^2).
 
-    The error of an activation is split into what came in with the inputs of what makes it, what was done to its weights,
-    another form of its operator, its own rounding, and what a constraint of the NPU's adds to that; and each new part has
+    The error of an activation is split into what came in with its inputs, the rounding and tuning of weights,
+    another form of its operator, its own rounding, and what a constraint of the NPU adds to that. Each new part has
     its share of the outputs' squared error, which is summed over layers (`jq.evidence.attribution` has the equations).
     `report.verdict` says what the outputs lost and which layers make most of it, `report.advice` what to do.
 

@@ -1,4 +1,4 @@
-"""Everything known of the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run."""
+"""Everything known about the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run."""
 
 from __future__ import annotations
 
