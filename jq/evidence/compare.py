@@ -362,7 +362,7 @@ def _activation_row(step: BatchSums, tensor: Tensor, total: Total) -> TensorRow:
         own=own,
         clipped=clipped,
         shift=float(np.square(shift).sum() * shift.size / sums["size"]),  # each channel has as many elements
-        near=dict(zip(tried(tensor.qparams), map(float, sums["near"]), strict=True)),
+        near=dict(zip(tensor.changes, map(float, sums["near"]), strict=True)),
         beyond=beyond,
         xx=float(xx.sum()),
         xy=float((xy / gains).sum()),
