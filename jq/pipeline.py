@@ -366,4 +366,4 @@ def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, clips: BoundCho
 
 
 def _preset_name(config: QuantConfig) -> str:
-    return next((name for name, preset in presets.items() if preset == config), "a config of its own")
+    return next((name for name, preset in presets.items() if preset == config), "a config of your own")

@@ -72,7 +72,7 @@ def _verdict(verdict: OutputsVerdict) -> str:
         for loss in verdict.outputs
     )
     where = f"<p>Against the float model, on {text(verdict.samples)}.</p>" if tiles else ""
-    sentences = "".join(f"<p><strong>{text(sentence)}</strong></p>" for sentence in verdict.sentences)
+    sentences = "".join(f"<p><strong>{text(s[:1].upper() + s[1:])}</strong></p>" for s in verdict.sentences)
     return (f'<div class="tiles">{tiles}</div>' if tiles else "") + where + sentences
 
 
