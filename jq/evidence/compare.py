@@ -97,8 +97,9 @@ def compare(
         range       of the new parts, rounding is the largest, and sum c > sum o / 2: values are clipped
         weights, rounding, constraint, form: the largest of the new parts
 
-    Errors are split on the first 16 samples, where the data can be read again and the outputs have gradients; without,
-    and of weights, the reason is constraint where another exponent would halve sum o, but constraints do not allow it.
+    Errors are split on the first 16 samples (4 to 16 for large networks), if the data can be read again and the outputs have
+    gradients. Otherwise, and for weights, the reason is constraint where another exponent would halve sum o, but constraints
+    do not allow it.
 
     Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
     undone, and its note says so; its picture shows the scaled values, which the grid is for. The factors are those of
