@@ -66,7 +66,7 @@ def fitting(value: Value, array: np.ndarray, pixels: Preprocessing | None, where
         how = pixels or UNIT
         if any(np.size(v) not in (1, channels) for v in (how.mean, how.std)):
             raise DataError(
-                f"{where}: the mean and std have another number of channels than input {value}, which has {channels}"
+                f"{where}: mean and std do not fit the {channels} channels of input {value}"
             )
         words.append(f"bytes taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
     elif array.dtype == np.float64 and value.dtype != np.float64:

@@ -81,7 +81,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     channels = channels if isinstance(channels, int) else 3
     if channels not in (1, 3) or any(np.size(v) not in (1, channels) for v in (folder.mean, folder.std)):
         raise DataError(
-            f"{path}: the mean and std have another number of channels than input {value}, which has {channels}"
+            f"{path}: mean and std do not fit the {channels} channels of input {value}"
         )
     crop = (folder.crop, folder.crop) if isinstance(folder.crop, int) else folder.crop or (height, width)
     if any(isinstance(d, int) and d != c for d, c in zip((height, width), crop, strict=True)):
