@@ -26,7 +26,7 @@ ELSEWHERE = {
     "jq/zoo/README.md": "zoo.md",
     "notebooks/README.md": "notebooks/index.md",
 }
-FILES = ("*.png", "*.svg", "*.css")
+FILES = ("*.png", "*.svg", "*.css", "*.js", "*.cast")
 REPOSITORY = "https://github.com/jq-quant/jq/blob/main"
 
 

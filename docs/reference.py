@@ -33,6 +33,11 @@ PAGES: Mapping[str, Sequence[str]] = {
 TITLES = {
     "quantize": "Quantize and inspect", "steps": "Step by step", "graphs": "Graphs and files", "errors": "Errors"
 }  # fmt: skip
+# The sections of the page of options, by the first option of each.
+SECTIONS = {
+    "scale": "Formats and scales", "op_types": "Which nodes are quantized", "weights_only": "Changes to the graph",
+    "cle": "Accuracy", "finetune": "Finetuning", "percentile": "Calibration",
+}  # fmt: skip
 MODULES = tuple(name for name in jq.__all__ if inspect.ismodule(getattr(jq, name)))
 
 
@@ -56,7 +61,8 @@ def options() -> str:
     """All fields of `QuantConfig`: what each does, what it may hold, and its default."""
     default = QuantConfig().to_dict()
     lines = [
-        f"### `{name}`\n\n{own.text[0].upper()}{own.text[1:]}.\n\n*Takes* {_plain(own.words(kind))}. "
+        (f"## {SECTIONS[name]}\n\n" if name in SECTIONS else "")
+        + f"### `{name}`\n\n{own.text[0].upper()}{own.text[1:]}.\n\n*Takes* {_plain(own.words(kind))}. "
         f"*Default:* `{_short(default[name])}`." + ("\n\nIt can be overridden for some nodes." if own.local else "")
         for name, (kind, own) in declared(QuantConfig).items()
     ]

@@ -14,14 +14,14 @@ _LONGEST_NAME = 200  # that is looked for: difflib's time grows with the square
 
 
 class Error(Exception):
-    """Base of every error that `jq` raises on purpose: one line, whatever names and other libraries' words are in it."""
+    """Base of all errors that `jq` raises on purpose. The message is one line, whatever names it contains."""
 
     def __str__(self) -> str:
         return shortened(super().__str__(), _LONGEST)
 
 
 class ModelError(Error):
-    """The model file or graph is malformed, or asks for something that cannot be."""
+    """The model file or graph is malformed, or asks for something impossible."""
 
 
 class DataError(Error):

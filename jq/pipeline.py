@@ -61,7 +61,7 @@ from jq.version import __version__
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """The quantized model, and all that it was made from."""
+    """The quantized model, and everything that it was made from."""
 
     model: ModelProto
     plan: Plan
@@ -247,7 +247,7 @@ def _saved_stats(path: str | os.PathLike[str], graph: Graph, config: QuantConfig
             else "another model, or other data for its equalization"
         )
         raise DataError(
-            f"the statistics in {os.fspath(path)} are of {why}; make them again: jq-quant calibrate MODEL --data DATA --config "
+            f"the statistics in {os.fspath(path)} are of {why}; measure again: jq-quant calibrate MODEL --data DATA --config "
             f"CONFIG -o {os.fspath(path)}"
         )
     return stats
@@ -374,4 +374,4 @@ def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, clips: BoundCho
 
 
 def _preset_name(config: QuantConfig) -> str:
-    return next((name for name, preset in presets.items() if preset == config), "a config of its own")
+    return next((name for name, preset in presets.items() if preset == config), "a config of your own")

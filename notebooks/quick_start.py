@@ -82,20 +82,18 @@ plt.show()
 # %% [markdown]
 # ## Answer
 #
-# Most rows say `upstream`: their error came in with their inputs. The first row with another reason is where the error is made.
+# A tensor with a low ratio may only pass on what came in. `report.attribution` says which layers the outputs' error comes from, and
+# whether it is their rounding, their weights or something else.
 
 # %%
 lost = {key: accuracy[key[0], "float"] - accuracy[key] for key in results}
-worst = {
-    kind: next(r for r in report.rows if r.reason not in ("changed", "upstream")) for kind, report in reports.items()
-}
 lines = [
     f"- `{name}` loses {lost[name, 'plain']:.1f} points plainly, and {lost[name, 'XINT8']:.1f} with the whole preset."
     for name in names
 ]
 lines += [
-    f"- `{hard}`, {kind}: the tensor that itself loses most is the {row.kind} `{row.tensor}`, {row.sqnr:.1f} dB, for reason of "
-    f"*{row.reason}*."
-    for kind, row in worst.items()
+    f"- `{hard}`, {kind}: the layer `{layer.name}` causes {layer.effect:.0%} of the outputs' error, most of it by *{layer.cause}*."
+    for kind, report in reports.items()
+    for layer in report.attribution.layers[:1]
 ]
 display(Markdown("\n".join(lines) + "\n\nOn 3000 images, one figure has a standard error of about 0.5 points."))

@@ -289,7 +289,9 @@ class _Keeper:
             return None
         stats, extra = read(self.path)
         if extra.get("identity") != self.identity:
-            raise DataError(f"{self.path} is of another model, config or data; remove it, or choose another checkpoint")
+            raise DataError(
+                f"{self.path} belongs to another model, config or data; remove it, or choose another checkpoint"
+            )
         return stats
 
     def keep(self, stats: Stats) -> None:

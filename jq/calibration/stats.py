@@ -38,7 +38,7 @@ _VERSION = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stats:
-    """Statistics by observer, the rows of all tensors under each other.
+    """Statistics by observer, with the rows of all tensors stacked.
 
     `tensors` gives each tensor's number of rows per observer: one, or one per channel. Memory does not depend
     on how much data there were.

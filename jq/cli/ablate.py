@@ -20,7 +20,7 @@ def ablate(
     experiment: Annotated[Path, typer.Argument(help="A .toml or .py file, as in experiments/.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The .jsonl or .csv file that rows are appended to [EXPERIMENT.jsonl]."),
+        typer.Option("--output", "-o", help="Append rows to this .jsonl or .csv file [EXPERIMENT.jsonl]."),
     ] = None,
     summary: Annotated[
         list[Path] | None,
@@ -29,13 +29,13 @@ def ablate(
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--model", help="Only this model of the experiment; may be repeated.")
+        list[str] | None, typer.Option("--model", help="Run only this model of the experiment; may be repeated.")
     ] = None,
     workers: Workers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs without running them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
-    """Quantize models with many configs and seeds in one run, and tabulate the results.
+    """Quantize models with many configs and seeds, and tabulate the results.
 
     Shared steps are done once, and compiled programs serve a whole group. Rows already in the table are
     not computed again: the same command resumes an interrupted run. Several processes may append to one table.

@@ -59,23 +59,45 @@ class _Grouped(typer.core.TyperGroup):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(90)) for name in names])
 
 
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Preprocessing of images": tuple(PIXEL_OPTIONS),
+    "General options": ("as_json", "quiet", "verbose", "make_dirs", "help"),
+}
+
+
+class _Sectioned(typer.core.TyperCommand):
+    """A command whose help has the options that many commands share in sections of their own, behind its own."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the command's own options, and the sections."""
+        shown: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], **{title: [] for title in SECTIONS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                shown[next((t for t, names in SECTIONS.items() if parameter.name in names), title)].append(record)
+        for title, records in shown.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
 app = typer.Typer(
     cls=_Grouped,
-    context_settings={"token_normalize_func": dashed, "help_option_names": ["-h", "--help"]},
+    context_settings={"token_normalize_func": dashed, **_HELP},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Results are on standard output, and all else on standard error. Exit codes: 0, done; 1, done, and something "
-    "is not as it should be (lint, evaluate), or a defect of jq, with its traceback; 2, an error of the user's, on one "
-    "line; 130, interrupted.",
+    epilog="Results go to standard output, everything else to standard error. Exit codes: 0: done; 1: done, but a check "
+    "failed (lint, evaluate, auto), or a bug in jq, with its traceback; 2: a mistake in the command or the files, in one "
+    "line; 130: interrupted.",
 )
 
 
-_QUIET = "Print errors, and what --json asks for, and nothing else."
-_VERBOSE = "Print what is done and how long it takes, and tracebacks of errors."
-
-
-_MAKE_DIRS = "Make the folders of what is written, where they are not there."
+_QUIET = "Print only errors and what --json asks for."
+_VERBOSE = "Print each step with its time, and tracebacks of errors."
+_MAKE_DIRS = "Create missing folders of the files to write."
 _MakeDirs = Annotated[bool, typer.Option("--make-dirs", help=_MAKE_DIRS)]
 
 
@@ -120,8 +142,8 @@ def command(writes: Sequence[str] = (), **settings: Any) -> Callable[[Callable[.
         ]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        context = {"help_option_names": ["-h", "--help"], **settings.pop("context_settings", {})}
-        app.command(context_settings=context, **settings)(run)
+        context = {**_HELP, **settings.pop("context_settings", {})}
+        app.command(cls=_Sectioned, context_settings=context, **settings)(run)
         return function
 
     return register
@@ -230,4 +252,4 @@ def common(
     quiet: _Quiet = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Quantization research in JAX: an ONNX model, read in float, in fake-quant and in integers."""
+    """Quantize ONNX models to 8 bits for AMD's NPUs, and show what each tensor lost and why."""

@@ -9,7 +9,7 @@ import typer
 
 import jq
 from jq.cli.application import command
-from jq.cli.options import Chip, Data, FloatModel, check_output, use_all_cores
+from jq.cli.options import Chip, Data, FloatModel, LabelOffset, check_output, use_all_cores
 from jq.cli.show import answer, table
 from jq.util import files
 
@@ -22,7 +22,7 @@ def auto(
         str | None,
         typer.Option(
             help="'top1 -0.5' (points below float), 'agreement 98' (percent), 'kl 0.02', 'sqnr 25' (dB), or "
-            "'metric.py:function 0.98'; without it, the knee of accuracy against cost.",
+            "'metric.py:function 0.98' [the best trade of accuracy for cost].",
             show_default=False,
         ),
     ] = None,
@@ -30,6 +30,7 @@ def auto(
         Path | None,
         typer.Option(help="The class of each sample, for top1: .npy, .npz, .txt or .csv.", show_default=False),
     ] = None,
+    label_offset: LabelOffset = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -40,27 +41,33 @@ def auto(
         ),
     ] = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="5m", help="Stop after this long, with the best so far [when all is tried].")
+        str | None,
+        typer.Option(
+            metavar="5m", help="Stop after this long and keep the best model so far [when everything has been tried]."
+        ),
     ] = None,
     chip: Chip = "stx",
     float_islands: Annotated[
-        int, typer.Option(help="Regions in a wider format that may be added; heads and the guard's are not counted.")
+        int,
+        typer.Option(
+            help="Add at most this many regions in a wider format; those of heads and of the guard are not counted."
+        ),
     ] = 1,
     wide: Annotated[
         str | None,
         typer.Option(
-            help="What these are in: float, for the compiler to run in BF16, bf16 or int16 [int16 where scales are floats and "
-            "the chip has A16W8, else float].",
+            help="Format of these regions: float (the compiler runs it in BF16), bf16 or int16 [int16 if scales are floats and "
+            "the chip has A16W8, otherwise float].",
             show_default=False,
         ),
     ] = None,
     max_cost: Annotated[
-        float, typer.Option(help="Bit operations that a model may have, in units of those of 8 bits everywhere.")
+        float, typer.Option(help="The most bit operations a model may have, relative to 8 bits everywhere.")
     ] = 1.15,
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="The .jsonl file of what was tried; an interrupted search resumes from it [OUTPUT.jsonl].",
+            help="Record what was tried in this .jsonl file, from which an interrupted search resumes [OUTPUT.jsonl].",
             show_default=False,
         ),
     ] = None,
@@ -68,10 +75,10 @@ def auto(
         bool, typer.Option("--json", help="Print the outcome and the rungs as one JSON document.")
     ] = False,
 ) -> None:
-    """Quantize a model such that a target holds: climb from cheap methods to costly ones, deciding on unseen samples.
+    """Try methods from cheap to costly until a target holds on unseen samples.
 
-    One sample in four decides, the others calibrate and tune. Exit code 1 says that the target was not shown to hold: the
-    best model is written all the same.
+    One sample in four decides whether it holds; the others calibrate and tune. Exit code 1 means that the target was not
+    shown to hold; the best model is written anyway.
 
     Example: jq-quant auto model.onnx --data calib/ --target "agreement 98" --time-budget 5m -o model_npu.onnx
     """
@@ -80,7 +87,7 @@ def auto(
     files.check_writable(output, model)
     ledger = ledger or output.with_suffix(".jsonl")
     check_output("--ledger", ledger, (".jsonl",))
-    known = None if labels is None else jq.evaluate.read_labels(labels).values
+    known = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
     result = jq.auto(
         model, data, target=target, chip=chip, budget=time_budget, labels=known, float_islands=float_islands,
         wide=wide, max_cost=max_cost, ledger=ledger,  # type: ignore[arg-type]

@@ -12,10 +12,10 @@ from jq.cli.show import answer, table
 
 @command()
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show how much is kept on disk so that the next run starts sooner, or remove it.
+    """Show the size of the compilation cache on disk, or clear it.
 
     Example: jq-quant cache
 

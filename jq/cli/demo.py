@@ -29,10 +29,12 @@ _MEASURES = {
 
 @command(writes=("folder",))
 def demo(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the models and reports go.")] = Path("jq-demo"),
+    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for models and reports.")] = Path(
+        "jq-demo"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Quantize the bundled models for the NPU, and compare them with their float originals.
+    """Quantize the bundled models, and compare them with the float ones.
 
     Example: jq-quant demo -o jq-demo/
     """

@@ -25,7 +25,7 @@ def device_report(
     reading: Annotated[
         str | None,
         typer.Option(
-            help="The provider of onnxruntime that runs it [vitisai, or cpu where that is not there].",
+            help="The provider of onnxruntime that runs the model [vitisai, or cpu if there is no vitisai].",
             show_default=False,
         ),
     ] = None,
@@ -36,28 +36,28 @@ def device_report(
     backend: Backend = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            help="The vitisai_ep_report.json of an earlier run, where this one writes none.", show_default=False
-        ),
+        typer.Option(help="The vitisai_ep_report.json of an earlier run, if this run writes none.", show_default=False),
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="The right classes, as `evaluate` takes them.", show_default=False)
     ] = None,
-    scores: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    scores: Annotated[
+        str | None, typer.Option(help="The output with the scores of the classes, if there are several outputs.")
+    ] = None,
     limit: Annotated[int, typer.Option(help="Use at most this many samples.")] = 32,
     with_inputs: Annotated[
-        bool, typer.Option("--with-inputs", help="Put the samples into the file, and outputs that are pictures.")
+        bool, typer.Option("--with-inputs", help="Include the samples, and outputs that are pictures.")
     ] = False,
-    benchmark: Annotated[bool, typer.Option(help="Measure the time of 100 runs, or 20 seconds.")] = True,
+    benchmark: Annotated[bool, typer.Option(help="Time 100 runs, for at most 20 seconds.")] = True,
     read: Annotated[
-        Path | None, typer.Option(help="Show this report, which somebody sent; nothing is run.", show_default=False)
+        Path | None, typer.Option(help="Show a report that you received, and run nothing.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run a model on a device, and write all that others need to know of it to one file, to be sent.
+    """Run a model on your NPU or CPU, and record what happened in one file to send.
 
-    Versions, which nodes ran where, the codes of the outputs, how far they agree with the integers of `simulate`, and
-    the time. No samples, paths or names of the machine are in it, unless asked for.
+    The file holds versions, where each node ran, the codes of the outputs, how far they agree with the integers of
+    `simulate`, and the time. It holds no samples unless you ask for them, and no paths or names of your machine.
 
     Example: jq-quant device-report model_xint8.onnx --data images/ -o report.json
 

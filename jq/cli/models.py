@@ -28,7 +28,8 @@ def inspect(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=1,3,224,224", help="Shape of an input with free dims, which are 1 otherwise; may be repeated."
+            metavar="NAME=1,3,224,224",
+            help="The shape of an input whose dims are free, and are 1 otherwise; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -79,11 +80,15 @@ def lint(
     config: Config = "XINT8",
     chip: Annotated[
         str | None,
-        typer.Option(help="The chip it is for: phx, hpt, stx or krk [any].", autocompletion=beginning(lambda: CHIPS)),
+        typer.Option(
+            help="The chip that the model is for: phx, hpt, stx or krk [any].", autocompletion=beginning(lambda: CHIPS)
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Find problems before you quantize to a format; exit with 1 if one of them is an error.
+    """Find problems before you quantize.
+
+    The exit code is 1 if one of them is an error.
 
     Example: jq-quant lint model.onnx --config XINT8
     """
@@ -101,34 +106,43 @@ def preprocess(
         Path | None, typer.Option("--output", "-o", help="The result [MODEL_preprocessed.onnx].", show_default=False)
     ] = None,
     skip_optimization: Annotated[
-        bool, typer.Option("--skip-optimization", help="No optimization by onnxruntime.")
+        bool, typer.Option("--skip-optimization", help="Do not let onnxruntime optimize the model.")
     ] = False,
-    skip_onnx_shape: Annotated[bool, typer.Option("--skip-onnx-shape", help="No shape inference by onnx.")] = False,
+    skip_onnx_shape: Annotated[
+        bool, typer.Option("--skip-onnx-shape", help="Do not run onnx's shape inference.")
+    ] = False,
     skip_symbolic_shape: Annotated[
-        bool, typer.Option("--skip-symbolic-shape", help="No symbolic shape inference.")
+        bool, typer.Option("--skip-symbolic-shape", help="Do not run symbolic shape inference.")
     ] = False,
-    auto_merge: Annotated[bool, typer.Option("--auto-merge", help="Symbolic: take dims that conflict as one.")] = False,
-    int_max: Annotated[int, typer.Option(help="Symbolic: from here on the end of a Slice is none.")] = 2**31 - 1,
+    auto_merge: Annotated[
+        bool, typer.Option("--auto-merge", help="In symbolic shape inference, merge dims that conflict.")
+    ] = False,
+    int_max: Annotated[
+        int, typer.Option(help="In symbolic shape inference, the end of a Slice that counts as no end.")
+    ] = 2**31 - 1,
     guess_output_rank: Annotated[
         bool,
         typer.Option(
-            "--guess-output-rank", help="Symbolic: outputs of unknown operators have the rank of their first input."
+            "--guess-output-rank",
+            help="In symbolic shape inference, give outputs of unknown operators the rank of their first input.",
         ),
     ] = False,
-    verbose: Annotated[int, typer.Option(help="Symbolic: 1 logs warnings, 3 everything.")] = 0,
+    verbose: Annotated[int, typer.Option(help="In symbolic shape inference, 1 logs warnings and 3 everything.")] = 0,
     save_as_external_data: Annotated[
         bool, typer.Option("--save-as-external-data", help="Write weights to files beside the model.")
     ] = False,
     all_tensors_to_one_file: Annotated[
-        bool, typer.Option("--all-tensors-to-one-file", help="One such file, not one for each weight.")
+        bool, typer.Option("--all-tensors-to-one-file", help="Write all weights to one such file.")
     ] = False,
     external_data_location: Annotated[
         str | None, typer.Option(help="The name of that file [OUTPUT.data].", show_default=False)
     ] = None,
-    external_data_size_threshold: Annotated[int, typer.Option(help="Bytes; smaller weights stay inside.")] = 1024,
+    external_data_size_threshold: Annotated[int, typer.Option(help="Keep weights of fewer bytes in the model.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Infer all shapes of a float model and let onnxruntime optimize it: its `quant_pre_process`, without a size limit.
+    """Infer all shapes of a float model, and let onnxruntime optimize it.
+
+    This does what onnxruntime's `quant_pre_process` does, without its size limit.
 
     Example: jq-quant preprocess model.onnx -o ready.onnx
 
@@ -172,17 +186,22 @@ def convert(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The result [MODEL_converted.onnx].", show_default=False)
     ] = None,
-    dequantize: Annotated[bool, typer.Option("--dequantize", help="Take quantizers out of a QDQ model.")] = False,
+    dequantize: Annotated[bool, typer.Option("--dequantize", help="Remove the quantizers of a QDQ model.")] = False,
     uint8_activations: Annotated[
-        bool, typer.Option("--uint8-activations", help="int8 activations of a QDQ model as uint8, same values.")
+        bool,
+        typer.Option(
+            "--uint8-activations", help="Write int8 activations of a QDQ model as uint8, with the same values."
+        ),
     ] = False,
     opset: Annotated[int | None, typer.Option(help="Convert to this opset.", show_default=False)] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=1,3,224,224", help="Fix the shape of an input; may be repeated."),
     ] = None,
-    nhwc: Annotated[bool, typer.Option("--nhwc", help="Take images in channels-last order.")] = False,
-    to: Annotated[str | None, typer.Option(help="Float tensors to fp32, fp16 or bf16.", show_default=False)] = None,
+    nhwc: Annotated[bool, typer.Option("--nhwc", help="Make the inputs channels-last.")] = False,
+    to: Annotated[
+        str | None, typer.Option(help="Convert float tensors to fp32, fp16 or bf16.", show_default=False)
+    ] = None,
     form: Annotated[
         str,
         typer.Option(
@@ -190,7 +209,7 @@ def convert(
             "or native (operators compute in the type)."
         ),
     ] = "cast",
-    keep_io: Annotated[bool, typer.Option(help="For fp16 and bf16: inputs and outputs stay float32.")] = True,
+    keep_io: Annotated[bool, typer.Option(help="For fp16 and bf16: keep inputs and outputs in float32.")] = True,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,19 +217,18 @@ def convert(
         ),
     ] = None,
     saturate: Annotated[
-        bool, typer.Option("--saturate", help="For fp16 and bf16: a weight beyond the type becomes its largest number.")
+        bool, typer.Option("--saturate", help="For fp16 and bf16: clip weights beyond the range of the type.")
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="For fp16 and bf16: data on which activations must fit the type.", show_default=False),
+        typer.Option(help="For fp16 and bf16: check on these data that activations fit the type.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Convert a model: number format, opset, shapes and layout of its inputs, codes of its activations.
+    """Convert a model: number format, opset, input shapes and layout, codes of activations.
 
-    Conversions are applied in the order of the options. onnxruntime runs the results, except bf16 in the native form, where
-    its CPU lacks kernels such as those of Add and Relu, and for the qdq form, which needs Quark's library of custom
-    operators.
+    Conversions are applied in the order of the options. onnxruntime runs all results but two: its CPU provider lacks bf16
+    kernels, such as those of Add and Relu, for the native form, and the qdq form needs Quark's library of custom operators.
 
     Example: jq-quant convert model.onnx --to fp16 --form native -o model_fp16.onnx
 

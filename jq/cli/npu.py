@@ -28,7 +28,7 @@ def npu(
         typer.Option(
             "--config",
             "--preset",
-            help="Of a float model: the preset, or .toml or .json file, by which it would be quantized [XINT8].",
+            help="How a float model would be quantized: a preset, or a .toml or .json file [XINT8].",
             autocompletion=beginning(lambda: jq.presets),
             show_default=False,
         ),
@@ -37,14 +37,19 @@ def npu(
     backend: Backend = None,
     data: Data = None,
     report: Annotated[
-        Path | None, typer.Option(help="The provider's vitisai_ep_report.json, to compare.", show_default=False)
+        Path | None, typer.Option(help="Compare with the provider's vitisai_ep_report.json.", show_default=False)
     ] = None,
     console: Annotated[
         Path | None,
-        typer.Option("--log", help="A console's output while the provider compiled, to compare.", show_default=False),
+        typer.Option(
+            "--log",
+            help="Compare with what the provider printed while it compiled, saved in this file.",
+            show_default=False,
+        ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with the graph in the colours of the places.", show_default=False)
+        Path | None,
+        typer.Option(help="Write a page that shows the graph, coloured by where each node runs.", show_default=False),
     ] = None,
     provider_config: Annotated[
         Path | None,
@@ -52,14 +57,17 @@ def npu(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Of --provider-config for BF16 and float islands: stx, ve2, ...", show_default=False),
+        typer.Option(
+            help="The device in --provider-config, for BF16 and float islands: stx, ve2, ...", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Forecast which nodes run on the NPU, which do not and why, and what to change; compare with the provider's report.
+    """Forecast which nodes will run on the NPU, why the others will not, and what to change.
 
-    No chip and no driver is needed. A float model is quantized first, with scales that cost little to find. Each rule is
-    shown with its source, and whether it is documented, read off a log, or a guess.
+    This needs no chip and no driver. A float model is quantized first, with scales that are quick to find. Each rule is
+    shown with its source, and is documented, read off a log, or a guess. With --report or --log, what the provider did is
+    shown beside the forecast.
 
     Example: jq-quant npu model_xint8.onnx --chip phx
 
@@ -70,7 +78,7 @@ def npu(
     check_output("--html", html, (".html",))
     check_output("--provider-config", provider_config, (".json",))
     if device is not None and provider_config is None:
-        raise ConfigError("--device needs --provider-config; got it alone")
+        raise ConfigError("--device needs --provider-config; got --device alone")
     reports = [jq.npu.read_report(report)] if report is not None else []
     reports += [jq.npu.read_console(console)] if console is not None else []
     forecast = jq.npu.forecast(

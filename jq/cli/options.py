@@ -56,8 +56,7 @@ AnyModel = Annotated[Path, typer.Argument(help="An ONNX file, float or quantized
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="An .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION, which returns samples; without it, "
-        "random data."
+        help="An .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION, which returns samples [random data]."
     ),
 ]
 Config = Annotated[
@@ -78,22 +77,29 @@ Reading = Annotated[
 ProviderOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=VALUE", help="Option of the provider that --reading names, config_file, say; may be repeated."
+        metavar="NAME=VALUE",
+        help="An option of the provider that --reading names, such as config_file; may be repeated.",
     ),
 ]
 Context = Annotated[
     Path | None,
     typer.Option(
         "--ep-context",
-        help="Save the model that the provider compiled in this .onnx file, and read it from there the next time.",
+        help="Save the compiled model in this .onnx file, and read it from there next time.",
         show_default=False,
     ),
 ]
-Embed = Annotated[bool, typer.Option("--ep-context-embed", help="Put the compiled code into that file.")]
+Embed = Annotated[bool, typer.Option("--ep-context-embed", help="Embed the compiled code in that file.")]
 Benchmark = Annotated[
-    bool, typer.Option("--benchmark", help="Time 100 runs of one sample each after 10 to warm up, or 20 seconds.")
+    bool, typer.Option("--benchmark", help="Time 100 runs of one sample after 10 to warm up, for at most 20 seconds.")
 ]
-Limit = Annotated[int | None, typer.Option(help="Use at most this many samples, or batches of a fixed size [all].")]
+LabelOffset = Annotated[
+    int, typer.Option(help="Add this to each label: 1 if the model has a class for the background in front.")
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(help="Use at most this many samples, or batches if the model has a fixed batch size [all]."),
+]
 
 Workers = Annotated[
     int | None, typer.Option(help="Share the work out to this many processes of this machine [none: all in this one].")
@@ -103,7 +109,7 @@ Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the
 Stats = Annotated[
     Path | None,
     typer.Option(
-        help="Take the statistics that `calibrate -o` wrote for this model and config, and do not calibrate again.",
+        help="Use the statistics that `calibrate -o` wrote for this model and config, instead of calibrating again.",
         show_default=False,
     ),
 ]
@@ -196,7 +202,7 @@ def reading_of(
     provider = provider_of(name)
     if provider is None:
         raise ConfigError(
-            f"--provider-option and --ep-context need --reading with a provider of onnxruntime, vitisai, say; got {name!r}"
+            f"--provider-option and --ep-context need --reading with a provider of onnxruntime, such as vitisai; got {name!r}"
         )
     return jq.Provider(provider.name, given, context, embed)
 

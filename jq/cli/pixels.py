@@ -27,22 +27,22 @@ def _option(text: str, metavar: str, **settings: Any) -> Any:
 
 PIXEL_OPTIONS: Mapping[str, Any] = {
     "prep": _option(
-        f"How pixels are fed: {_NAMES}, or a .toml file of the options below [a quantized model's own, or unit].",
+        f"The preprocessing that the model was trained with: {_NAMES}, or a .toml file [a quantized model's own, or unit].",
         "NAME",
         autocompletion=_prep,
     ),
-    "mean": _option("Subtract this from scaled pixels: one number, or one for each channel.", _Numbers),
-    "std": _option("Divide by this after that.", _Numbers),
-    "scale": _option("Multiply pixels, 0 to 255, by this: a number, or 1/255.", "NUMBER"),
+    "mean": _option("Subtract this from the scaled pixels: one number, or one for each channel.", _Numbers),
+    "std": _option("Then divide by this.", _Numbers),
+    "scale": _option("Multiply pixels (0 to 255) by this number, such as 1/255.", "NUMBER"),
     "resize": _option(
-        "Scale the short side to this, or to HEIGHT,WIDTH; below 1, so that --crop takes this share of it; or letterbox, "
-        "the whole image with gray around it, as for detectors.",
+        "Resize the short side to this, or the image to HEIGHT,WIDTH; a number below 1 makes --crop keep this share of the "
+        "short side; letterbox fits the whole image into a gray frame, as detectors expect.",
         "SIZE",
     ),
-    "crop": _option("Cut this out of the centre, SIZE or HEIGHT,WIDTH [the model's size].", "SIZE"),
-    "interpolation": _option("nearest, bilinear, bicubic, lanczos or box.", "NAME"),
-    "order": _option("Of the channels: RGB or BGR.", "ORDER"),
-    "layout": _option("NCHW or NHWC, if the model's input does not show it.", "LAYOUT"),
+    "crop": _option("Cut SIZE or HEIGHT,WIDTH out of the centre [the model's size].", "SIZE"),
+    "interpolation": _option("How to resize: nearest, bilinear, bicubic, lanczos or box.", "NAME"),
+    "order": _option("The order of the channels: RGB or BGR.", "ORDER"),
+    "layout": _option("NCHW or NHWC, if the model's input does not tell.", "LAYOUT"),
 }
 
 
@@ -102,7 +102,7 @@ def _size(name: str, text: str) -> float | int | str | tuple[int, ...]:
             return tuple(int(part) for part in text.split(","))
         return float(text) if "." in text else int(text)
     except ValueError:
-        raise ConfigError(f"--{name} needs a size, HEIGHT,WIDTH, or of --resize letterbox; got {text!r}") from None
+        raise ConfigError(f"--{name} needs a size, HEIGHT,WIDTH, or letterbox for --resize; got {text!r}") from None
 
 
 _PARSED: Mapping[str, Callable[[str, str], Any]] = {
@@ -145,7 +145,7 @@ def function_in(file: Path, name: str) -> Callable[..., Any]:
     """Return a function of a Python file of the user's."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise ConfigError(f"cannot read {file}: no Python file")
+        raise ConfigError(f"cannot read {file}: it is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -24,7 +24,7 @@ _STAGES = {
 def presets(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the presets: what each is, the chip it is for, and its cost.
+    """List the presets, with the chip and the cost of each.
 
     Example: jq-quant presets
 

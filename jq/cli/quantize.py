@@ -73,7 +73,7 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="NODE",
-            help="Quantize only this node and what follows; may be repeated.",
+            help="Quantize only this node and those after it; may be repeated.",
             autocompletion=node_names,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="NODE",
-            help="Quantize only this node and what leads to it; may be repeated.",
+            help="Quantize only this node and those before it; may be repeated.",
             autocompletion=node_names,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="PATTERN NAME=VALUE",
-            help="Change an option for some nodes alone; may be repeated.",
+            help="Change an option for some nodes only; may be repeated.",
             autocompletion=node_names,
         ),
     ] = None,
@@ -97,32 +97,34 @@ def quantize(
         str | None,
         typer.Option(
             metavar="DB",
-            help="The least SQNR that rounding may leave a tensor unmended; or off [the config's].",
+            help="Repair tensors that would keep a lower SQNR than this after rounding; or off [as in the config].",
             show_default=False,
         ),
     ] = None,
     format: Annotated[
         str,
         typer.Option(
-            help="qdq, qoperator, vitis_qdq or fix_neuron.",
+            help="Form of the quantized model: qdq, qoperator, vitis_qdq or fix_neuron.",
             autocompletion=beginning(lambda: ("qdq", "qoperator", "vitis_qdq", "fix_neuron")),
         ),
     ] = "qdq",
     opset: Annotated[
-        int | None, typer.Option(help="Opset of the result [17, or higher as the model or a canonical form needs].")
+        int | None, typer.Option(help="Opset of the result [17, or higher if the model needs it].")
     ] = None,
     report: Report = None,
     stats: Stats = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="120s", help="Stop finetuning after this long; the rest stays untuned.")
+        str | None,
+        typer.Option(metavar="120s", help="Stop finetuning after this long, and leave the remaining layers untuned."),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Resume interrupted finetuning from this file.")] = None,
     spill: Annotated[
-        Path | None, typer.Option(help="A folder where finetuning keeps activations, instead of in memory.")
+        Path | None, typer.Option(help="Let finetuning keep activations in this folder instead of in memory.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the config as TOML, or with --json as JSON, and end.")
+        bool,
+        typer.Option("--show-config", help="Print the config as TOML (with --json, as JSON), and quantize nothing."),
     ] = False,
     model_input: Annotated[Path | None, typer.Option("--model_input", hidden=True)] = None,
     equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,
@@ -135,7 +137,7 @@ def quantize(
     subgraphs: Annotated[str | None, typer.Option("--exclude_subgraphs", hidden=True)] = None,
     external: Annotated[bool, typer.Option("--save_as_external_data", hidden=True)] = False,
 ) -> None:
-    """Quantize a model on calibration data for the NPU, and show the loss of each tensor.
+    """Quantize a model for the NPU on calibration data, and show what it lost.
 
     Example: jq-quant quantize model.onnx --data calib/ --config XINT8_ADAROUND -o model_xint8.onnx --time-budget 120s
 
@@ -143,7 +145,7 @@ def quantize(
 
     Example: jq-quant quantize --config A8W8 --show-config > mine.toml; jq-quant quantize model.onnx --config mine.toml
 
-    The options of AMD's tutorials are taken too: --model_input, --model_output, --calib_data, --cle,
+    The options of AMD's tutorials work too: --model_input, --model_output, --calib_data, --cle,
     --cross_layer_equalization, --fast_finetune and --adaround, --adaquant, --num_iters, --learning_rate, --exclude_nodes,
     --exclude_subgraphs and --save_as_external_data.
     """

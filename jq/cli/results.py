@@ -17,6 +17,7 @@ from jq.cli.options import (
     Context,
     Data,
     Embed,
+    LabelOffset,
     Limit,
     ProviderOption,
     Reading,
@@ -52,7 +53,9 @@ def infer(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON document.")] = False,
 ) -> None:
-    """Write a model's outputs on data to a new folder: one .npy for each sample and output, and a manifest.
+    """Write a model's outputs on data to a new folder.
+
+    There is one .npy file for each sample and output, and a manifest.
 
     Example: jq-quant infer model_xint8.onnx --data images/ -o quantized/
 
@@ -79,7 +82,9 @@ def evaluate(
     ] = None,
     quantized_results_folder: Annotated[
         Path | None,
-        typer.Option("--quantized_results_folder", "--quantized-results-folder", help="Those of the quantized model."),
+        typer.Option(
+            "--quantized_results_folder", "--quantized-results-folder", help="Results of the quantized model."
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
@@ -87,7 +92,7 @@ def evaluate(
             help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; shows top-1 and top-5."
         ),
     ] = None,
-    label_offset: Annotated[int, typer.Option(help="Is added to each label.")] = 0,
+    label_offset: LabelOffset = 0,
     model: Annotated[
         list[Path] | None,
         typer.Option(
@@ -105,12 +110,14 @@ def evaluate(
     ep_context: Context = None,
     ep_context_embed: Embed = False,
     benchmark: Benchmark = False,
-    output: Annotated[str | None, typer.Option(help="Which of several outputs has the scores of the classes.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="The output with the scores of the classes, if there are several outputs.")
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            help=f"Of --model, instead of classes: {_BOXES}, with COCO's .json of instances as --labels; {', '.join(METRICS)}; or "
-            "FILE.py:FUNCTION of the outputs by name and the truth, which --labels holds.",
+            help=f"What to measure with --model, instead of top-1: {_BOXES}, with COCO's .json of instances as --labels; "
+            f"{', '.join(METRICS)}; or FILE.py:FUNCTION, which gets the outputs by name and the truth in --labels.",
             show_default=False,
             autocompletion=beginning(lambda: (_BOXES, *METRICS)),
         ),
@@ -118,13 +125,12 @@ def evaluate(
     csv: Annotated[Path | None, typer.Option(help="Write a line for each pair of results to this .csv file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show how far a quantized model's results are from the float model's, and how often classifiers are right.
+    """Compare the results or the accuracy of a float and a quantized model.
 
-    Each model after the first is held against the first on the same samples: agreement, KL divergence, SQNR and the change
-    of top-1, with 95 % intervals, and McNemar's exact test.
-
-    Folders hold images, .npy or .npz files, such as `infer` writes, paired by their names without the ending. Exits with
-    1 if some results could not be compared.
+    Give models and data, or two folders of results, as `infer` writes them: images, .npy or .npz files, paired by their
+    names without the ending. Each model after the first is compared with the first on the same samples: agreement, KL
+    divergence, SQNR and the change of top-1, with 95 % intervals, and McNemar's exact test. The exit code is 1 if some
+    results could not be compared.
 
     Example: jq-quant evaluate --baseline_results_folder float/ --quantized_results_folder quantized/
 
@@ -143,7 +149,7 @@ def evaluate(
         return
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
     if models and (results or labels is None):
-        raise ConfigError("--model needs --labels and no folders of results; take the folders alone or --model")
+        raise ConfigError("--model needs --labels, and excludes folders of results; give either models or folders")
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
             f"evaluate needs two folders of results, a baseline's and a quantized model's, or one and --labels; got {len(results)}"
@@ -233,7 +239,7 @@ def _beside(change: Estimate | None, first: Path) -> str:
 def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: AnyReading, as_json: bool) -> None:
     """Show the mean average precision of each model, a detector."""
     if labels is None:
-        raise ConfigError("--metric boxes needs --labels with a COCO file of instances, instances_val2017.json, say")
+        raise ConfigError("--metric boxes needs --labels with a COCO file of instances, such as instances_val2017.json")
     truth = read_coco(labels)
     for metadata in (jq.load(m).metadata for m in models):
         data = as_trained(data, metadata)

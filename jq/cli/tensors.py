@@ -16,6 +16,7 @@ from jq.cli.options import (
     Data,
     Embed,
     FloatModel,
+    LabelOffset,
     Limit,
     ProviderOption,
     Report,
@@ -45,16 +46,17 @@ def calibrate(
     model: FloatModel,
     data: Data = None,
     config: Config = "XINT8",
-    method: Annotated[str | None, typer.Option(help="How scales are found, if not as in the preset.")] = None,
+    method: Annotated[str | None, typer.Option(help="How scales are found [as in the config].")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the statistics here; an interrupted run resumes from it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the range and the scale of every tensor of a model on calibration data, as `quantize` measures them.
+    """Show the range and scale of every tensor on calibration data.
 
-    The model is prepared and equalized as the config says. `quantize` and `sensitivity` take what -o wrote with --stats.
+    The model is prepared and equalized as the config says, as in `quantize`. `quantize --stats` and `sensitivity --stats`
+    reuse the file that -o writes.
 
     Example: jq-quant calibrate model.onnx --data calib/ -o stats.safetensors
 
@@ -95,23 +97,23 @@ def compare(
     quantized: Annotated[
         list[Path],
         typer.Argument(
-            help="The quantized ONNX file that a tool made of it; several are shown side by side.", show_default=False
+            help="The quantized ONNX file, made by any tool; several are shown side by side.", show_default=False
         ),
     ],
     data: Data = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; puts top-1 on top.",
+            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; adds top-1 to the verdict.",
             show_default=False,
         ),
     ] = None,
-    label_offset: Annotated[int, typer.Option(help="Is added to each label.")] = 0,
+    label_offset: LabelOffset = 0,
     report: Report = None,
     reading: Annotated[
         str | None,
         typer.Option(
-            help="Also compare the outputs as a provider (cpu, vitisai), target or jq gives them.", show_default=False
+            help="Also compare the outputs of a provider (cpu, vitisai), of a target or of jq.", show_default=False
         ),
     ] = None,
     provider_option: ProviderOption = None,
@@ -121,12 +123,12 @@ def compare(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show what a quantized model's outputs lost against the float one, which layers did it, and what to do.
+    """Show what a quantized model's outputs lost, which layers caused it, and what to do.
 
-    Layers are ranked by their share of the outputs' error; then tensors follow, worst first, each with the reason of its
-    loss. Several quantized models are shown beside each other, the first in full.
+    Layers are ranked by their share of the outputs' error. Then come the tensors, worst first, each with the reason for its
+    loss. Several quantized models are shown side by side, the first one in full.
 
-    With --reading, the outputs are compared as a device gives them, too.
+    With --reading, the outputs of a device are compared too.
 
     Example: jq-quant compare model.onnx model_xint8.onnx --data images/ --labels labels.csv --report report.html
 
@@ -137,7 +139,7 @@ def compare(
     use_all_cores()
     check_output("--report", report, (".html", ".json"))
     if len(quantized) > 1 and (reading is not None or benchmark):
-        raise ConfigError("--reading and --benchmark are of one quantized model; give one, or leave them out")
+        raise ConfigError("--reading and --benchmark work with one quantized model; give one, or leave them out")
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
     run, timing = _opened(quantized[0], data, reading, provider_option, ep_context, ep_context_embed, benchmark)
     asked = run if reading is not None else None
@@ -169,20 +171,22 @@ def sensitivity(
     data: Data = None,
     config: Config = "XINT8",
     stats: Stats = None,
-    loss: Annotated[str, typer.Option(help="Loss that ranks: kl, mse, cosine or top1.")] = "kl",
-    by: Annotated[str, typer.Option(help="Each tensor or each layer.")] = "tensor",
-    mode: Annotated[str, typer.Option(help="Each quantized alone, or all_but_one.")] = "alone",
+    loss: Annotated[str, typer.Option(help="The loss to rank by: kl, mse, cosine or top1.")] = "kl",
+    by: Annotated[str, typer.Option(help="Rank each tensor or each layer: tensor or layer.")] = "tensor",
+    mode: Annotated[str, typer.Option(help="Quantize each one alone, or all but one: alone or all_but_one.")] = "alone",
     kind: Annotated[str, typer.Option(help="Which tensors: activations, weights or both.")] = "both",
     screen: Annotated[
-        int | None, typer.Option(help="Measure at most this many, estimate the others to second order [all].")
+        int | None, typer.Option(help="Measure this many, and keep the second-order estimate of the others [all].")
     ] = None,
     limit: Limit = None,
     workers: Workers = None,
     rows: Annotated[int, typer.Option(help="Show at most this many.")] = 20,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture, .svg.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ranking in this .svg file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show the loss at the outputs of quantizing each tensor or layer by itself, the largest first.
+    """Show what quantizing each tensor or layer alone costs at the outputs.
+
+    The costliest come first.
 
     The model is prepared, equalized and calibrated on the same data first.
 
@@ -207,14 +211,17 @@ def sensitivity(
 
 @command(writes=("output", "dump", "ep_context"))
 def simulate(
-    model: Annotated[Path, typer.Argument(help="A quantized ONNX file, of any tool.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="A quantized ONNX file, made by any tool.", show_default=False)],
     data: Data = None,
     target: Annotated[
         str,
-        typer.Option(help="ort, dpu, aie2_x1 or aie2_even.", autocompletion=beginning(lambda: jq.integer.TARGETS)),
+        typer.Option(
+            help="The chip's arithmetic: ort, dpu, aie2_x1 or aie2_even.",
+            autocompletion=beginning(lambda: jq.integer.TARGETS),
+        ),
     ] = "aie2_x1",
     reading: Annotated[
-        str, typer.Option(help="The provider of onnxruntime to compare with: onnxruntime or cpu, vitisai, ...")
+        str, typer.Option(help="What to compare with: onnxruntime, or one of its providers (cpu, vitisai, ...).")
     ] = "onnxruntime",
     provider_option: ProviderOption = None,
     ep_context: Context = None,
@@ -227,11 +234,11 @@ def simulate(
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run a quantized model in the integers of a chip, and show where and why it differs from onnxruntime or a device.
+    """Compute a model in the integers of a chip, and explain where it differs.
 
-    This models AMD's public reference emulators, not silicon. Each row is one place where the chip rounds:
-    `differs` compares the node on the same inputs, `diverged` the whole run; `bits` are those of its accumulator, and a
-    percentage after a mean is the error of the chip's reciprocal.
+    The results are compared with onnxruntime or a device. The integers are those of AMD's public reference emulators, not
+    of silicon. Each row is one place where the chip rounds: `differs` compares the node on the same inputs, `diverged` the
+    whole run; `bits` is the width of its accumulator, and a percentage after a mean is the error of the chip's reciprocal.
 
     Example: jq-quant simulate model_xint8.onnx --target aie2_x1 --data images/ -o simulation.json
 

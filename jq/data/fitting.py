@@ -13,7 +13,9 @@ from jq.data.preprocessing import UNIT, Preprocessing
 from jq.errors import DataError
 from jq.graph import Dim, Value
 
-_ADVICE = "; if the model was trained otherwise, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std"
+_ADVICE = (
+    "; if the model was trained with other values, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,10 @@ def fitting(value: Value, array: np.ndarray, pixels: Preprocessing | None, where
     if array.dtype == np.uint8 and len(shape) == 4 and channels in (1, 3):
         how = pixels or UNIT
         if any(np.size(v) not in (1, channels) for v in (how.mean, how.std)):
-            raise DataError(f"{where}: such mean and std do not fit the {channels} channels of input {value}")
-        words.append(f"bytes taken as pixels and fed as {how}{'' if pixels else _ADVICE}")
+            raise DataError(
+                f"{where}: mean and std do not fit the {channels} channels of input {value}"
+            )
+        words.append(f"bytes taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
     elif array.dtype == np.float64 and value.dtype != np.float64:
         words.append(f"float64 rounded to {value.dtype}")
     elif array.dtype != value.dtype:

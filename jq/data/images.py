@@ -24,8 +24,8 @@ _FORMATS = {
 SUFFIXES = frozenset(_FORMATS)
 _GRAY = 114  # around a letterbox, as detectors are trained
 DEFAULTS = (
-    "images are fed as RGB / 255, scaled to cover the model's size and cropped to their centre; if it was trained "
-    "otherwise, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std; in Python, "
+    "images are fed as RGB / 255, resized to cover the model's input and cropped to the centre; if the model was trained "
+    "with other values, give --prep (imagenet, keras-caffe, tf, raw) or --mean and --std; in Python, "
     "jq.data.images.ImageFolder(path, mean=..., std=...)"
 )
 
@@ -80,7 +80,9 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     height, width, channels = (value.shape[layout.index(axis)] for axis in "HWC")
     channels = channels if isinstance(channels, int) else 3
     if channels not in (1, 3) or any(np.size(v) not in (1, channels) for v in (folder.mean, folder.std)):
-        raise DataError(f"{path}: images with such mean and std do not fit the {channels} channels of input {value}")
+        raise DataError(
+            f"{path}: mean and std do not fit the {channels} channels of input {value}"
+        )
     crop = (folder.crop, folder.crop) if isinstance(folder.crop, int) else folder.crop or (height, width)
     if any(isinstance(d, int) and d != c for d, c in zip((height, width), crop, strict=True)):
         raise DataError(f"{path}: images of {crop[1]}x{crop[0]} pixels do not fit input {value}; leave out crop")
@@ -97,7 +99,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
         raise DataError(f"{path}: with {scaling}, pixels become NaN or Inf in input {value}")
     files, size = files_of(Path(path), SUFFIXES), (value.shape[0] if isinstance(value.shape[0], int) else 0) or 1
     if not files or len(files) % size:
-        raise DataError(f"{path} holds {len(files)} images; expected some, in a multiple of the batch {size}")
+        raise DataError(f"{path} holds {len(files)} images; expected a multiple of the batch {size}")
 
     def decode(file: Path) -> np.ndarray:
         pixels = _pixels(file, "RGB" if channels == 3 else "L", folder, crop)
@@ -156,7 +158,9 @@ def _pixels(
         out = [w or g for w, g in zip(wanted, grown, strict=True)]
         _check_size(file, sizes, out)
         if any(o > g for o, g in zip(out, grown, strict=True)):
-            raise DataError(f"{file}: with {grown[1]}x{grown[0]} pixels, too small to crop {out[1]}x{out[0]} out of it")
+            raise DataError(
+                f"{file}: with {grown[1]}x{grown[0]} pixels it is too small to crop {out[1]}x{out[0]} pixels"
+            )
         # The part that remains is cut out first: what a thin image would grow to need not fit in memory.
         height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
         left, top = (sizes[1] - width) // 2, (sizes[0] - height) // 2

@@ -60,14 +60,20 @@ class Preprocessing:
         """The preprocessing in words.
 
         >>> str(PREPROCESSINGS["keras-caffe"])
-        'BGR, minus 103.939, 116.779, 123.68, resize 0.875'
+        'BGR, minus (103.939, 116.779, 123.68), resize 0.875'
         """
+        words = [self.values]
+        words += [f"{name} {getattr(self, name)}" for name in ("resize", "crop", "layout") if getattr(self, name)]
+        words += [self.interpolation] if self.interpolation != "bilinear" else []
+        return ", ".join(words)
+
+    @property
+    def values(self) -> str:
+        """The change to the values of pixels, in words; arrays need no more, as they keep their size."""
         factor = "" if self.scale == 1 else f" / {1 / self.scale:g}"
         words = [f"{self.order}{factor}"]
         words += [f"minus {_listed(self.mean)}"] if np.any(self.mean) else []
         words += [f"divided by {_listed(self.std)}"] if np.any(np.asarray(self.std) != 1) else []
-        words += [f"{name} {getattr(self, name)}" for name in ("resize", "crop", "layout") if getattr(self, name)]
-        words += [self.interpolation] if self.interpolation != "bilinear" else []
         return ", ".join(words)
 
     def apply(self, pixels: np.ndarray) -> np.ndarray:  # float32, of the same shape
@@ -128,6 +134,19 @@ class Preprocessing:
         'scale = 1\\nmean = [127.0]\\nstd = [128.0]\\n'
         """
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self.to_dict().items())
+
+    def options(self) -> list[str]:
+        """Return the options of the command line that give this preprocessing.
+
+        >>> PREPROCESSINGS["tf"].options(), Preprocessing(mean=(0.5, 0.4, 0.5), crop=192).options()
+        (['--prep', 'tf'], ['--mean', '0.5,0.4,0.5', '--crop', '192'])
+        """
+        own = self.alone
+        named = next((name for name, known in PREPROCESSINGS.items() if known == own), None)
+        if named is not None:
+            return ["--prep", named] if own != UNIT else []
+        values = {k: ",".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in self.to_dict().items()}
+        return [word for name, value in values.items() for word in (f"--{name}", value)]
 
     def to_metadata(self) -> dict[str, str]:
         """Return what a quantized model keeps."""
@@ -201,7 +220,8 @@ def _size(name: str, value: Any) -> Any:
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(f"{v:g}" for v in np.atleast_1d(value))
+    words = ", ".join(f"{v:g}" for v in np.atleast_1d(value))
+    return f"({words})" if np.size(value) > 1 else words
 
 
 # UNIT is taken where nothing is said.

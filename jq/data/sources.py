@@ -134,8 +134,8 @@ def as_trained(data: Any, metadata: Mapping[str, str]) -> Any:
         return Pixels(data, stored)
     if own != stored:
         warnings.warn(
-            f"images are fed as {own}, but the model was quantized on images fed as {stored}; leave out --prep and its like "
-            "to take the model's",
+            f"images are fed as {own}, but the model was quantized on images fed as {stored}; leave out --prep and the "
+            "options of pixels to use the model's own",
             UserWarning,
             stacklevel=3,
         )
@@ -336,7 +336,7 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
         shapes.append(tuple(d for d in dims if isinstance(d, int)))
         if value.dtype is None or value.shape is None or len(shapes[-1]) < len(dims):
             raise DataError(
-                f"no data given, and random data cannot be made for input {value}: not all is known of it; "
+                f"no data given, and random data cannot be made for input {value}: its type or shape is not fully known; "
                 "give data, or fix its dims"
             )
     if (size := sum(map(math.prod, shapes))) > _MOST_RANDOM:
@@ -362,7 +362,7 @@ def _from_path(path: Path, inputs: Sequence[Value], pixels: Preprocessing | None
     if bool(files) == bool(pictures):
         content = f"{len(files)} arrays and {len(pictures)} images" if files else "neither arrays nor images"
         endings = ", ".join(sorted(images.SUFFIXES))
-        raise DataError(f"{path} holds {content}; expected either .npy and .npz or {endings}")
+        raise DataError(f"{path} holds {content}; expected either .npy and .npz files or {endings}")
     if pictures:
         if pixels is None:
             warnings.warn(f"{path}: {images.DEFAULTS}", UserWarning, stacklevel=4)

@@ -160,7 +160,7 @@ def compare_with_report(forecast: Forecast, report: ProviderReport) -> Compariso
     known = sum(output in report.nodes for output in outputs)
     if report.nodes and known < _SHARED * len(outputs):
         raise DataError(
-            f"{report.source} is the report of another model: it names {known} of the {len(outputs)} nodes of this one; give "
+            f"{report.source} is a report on another model: it names {known} of the {len(outputs)} nodes of this one; give "
             "the quantized model that the provider compiled"
         )
     total = sum(report.counts.values())

@@ -229,12 +229,12 @@ def read_device_report(path: str | os.PathLike[str]) -> DeviceReport:
         raise DataError(f"{path} is no device report: expected an object with the kind {KIND!r}; {_HOW}")
     if document.get("version") != VERSION:
         raise DataError(
-            f"{path} has version {document.get('version')!r}, and this jq reads {VERSION}; take the jq of its writer"
+            f"{path} has version {document.get('version')!r}, and this jq reads {VERSION}; use the version of jq that wrote it"
         )
     checksum = document.pop("checksum", None)
     _check(f"{path}", document, _SCHEMA)
     if checksum != _checksum(document):
-        raise DataError(f"{path} was changed after it was written: its checksum is of something else; {_HOW}")
+        raise DataError(f"{path} was changed after it was written: its checksum does not match; {_HOW}")
     tensors = {k: {r["name"]: _recorded(path, r) for r in document.pop(k)} for k in ("outputs", "inputs")}
     return DeviceReport(document, **tensors)
 

@@ -139,7 +139,7 @@ def _asked(reading: str | Provider | None) -> Provider:
         return Provider(_DEVICE if there else CPU)
     provider = provider_of(reading)
     if provider is None:
-        raise ConfigError(f"device-report needs a provider of onnxruntime, vitisai or cpu, say; got {reading!r}")
+        raise ConfigError(f"device-report needs a provider of onnxruntime, such as vitisai or cpu; got {reading!r}")
     return provider
 
 

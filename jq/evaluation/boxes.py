@@ -130,7 +130,7 @@ def _sizes(graph: Graph, sample: Mapping[str, np.ndarray]) -> tuple[int, int]:
         shape = np.shape(sample[value.name])
         if len(shape) == _CORNERS:
             return (shape[1], shape[2]) if shape[-1] in (1, 3) else (shape[2], shape[3])
-    raise DataError("boxes need a model with images as an input, of rank 4")
+    raise DataError("boxes need a model with an image input of rank 4")
 
 
 # --- Outputs as boxes ---
@@ -175,7 +175,7 @@ def decoded(outputs: Mapping[str, np.ndarray], classes: int, sizes: tuple[int, i
             return Boxes(corners, label.astype(np.int64), scores)
     shown = ", ".join(f"{k}{list(np.shape(v))}" for k, v in outputs.items())
     raise DataError(
-        f"outputs {shown} are no boxes of {classes} classes that are known here; take --metric FILE.py:FUNCTION for your own"
+        f"outputs {shown} are not in a known format for boxes of {classes} classes; use --metric FILE.py:FUNCTION for your own"
     )
 
 

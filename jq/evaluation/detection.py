@@ -93,9 +93,9 @@ def matched_boxes(
     """Return which boxes of each class are right at each threshold."""
     here, there = len(detections), len(truth)
     if here != there:
-        raise DataError(f"boxes were found in {here} images and are true in {there}; expected one to one")
+        raise DataError(f"there are predictions for {here} images and truths for {there}; expected one for each")
     if any(image.scores is None for image in detections):
-        raise DataError("the boxes found have no scores")
+        raise DataError("the predicted boxes have no scores")
     classes = sorted({int(c) for image in truth for c in image.classes})
     return Matches(here, tuple(_matches(detections, truth, c, thresholds) for c in classes))
 

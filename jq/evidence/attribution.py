@@ -46,6 +46,10 @@ from jq.util.progress import log
 Array = Any
 
 _SAMPLES = 16  # shares hardly change with more
+_LEAST, _VALUES = (
+    4,
+    1 << 28,
+)  # samples of a large network: as many as have this many values in all tensors, but at least four
 _STEPS = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))  # of Gauss's quadrature between 0 and 1
 _MAP = 3  # dims from which on an output is a map, whose channels count alike
 
@@ -167,7 +171,9 @@ def attributed(
     if not weights or not finite:
         return {}, None
     step = _Products(pair, tuple(tensors), {t.name: _added(pair, t, tensors) for t in tensors})
-    stream = Stream.of(source.limited(_SAMPLES), 1, trace(pair.original), trace(pair.quantized), mesh=local_mesh(1))
+    stream = Stream.of(
+        source.limited(_samples(totals)), 1, trace(pair.original), trace(pair.quantized), mesh=local_mesh(1)
+    )
     arguments = (
         (pack(pair.original, mesh=stream.mesh), pack(pair.quantized, mesh=stream.mesh), pair.plan),
         {k: total.gains.astype(np.float32) for k, total in totals.items()},
@@ -194,6 +200,12 @@ def attributed(
             )
     layers = _layers(pair, tensors, origins)
     return origins, Attribution(layers, count, _blocks(pair, layers))
+
+
+def _samples(totals: Mapping[str, Total]) -> int:
+    """How many samples are enough: a map of a large image has many values to average over."""
+    values = sum(total.sums["size"] / total.sums["samples"] for total in totals.values())
+    return int(np.clip(_VALUES / values, _LEAST, _SAMPLES))
 
 
 def _along(tensor: Tensor, gain: Array, value: Array) -> Array:

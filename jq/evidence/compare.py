@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from jq.arithmetic.formats import Integer
 from jq.arithmetic.losses import decibels
 from jq.arithmetic.numerics import power_of_two
 from jq.config import QuantConfig, presets
 from jq.data.labels import Labels
+from jq.data.preprocessing import Pixels
 from jq.data.sources import Source, as_trained, open_source
 from jq.data.stream import local_mesh
 from jq.errors import ConfigError
+from jq.evidence.advice import Advice, advised
 from jq.evidence.attribution import attributed
 from jq.evidence.layers import CHIP, layers_of
 from jq.evidence.origins import Origin, largest
@@ -50,7 +53,7 @@ from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
 from jq.npu.placing import place
-from jq.plan import QParams
+from jq.plan import Plan, QParams
 from jq.plan.scales import channel_axes
 from jq.readings.agreement import Compared, agreement
 from jq.readings.named import AnyReading, open_reading, reading_name
@@ -81,8 +84,8 @@ def compare(
         c = o where x is beyond the bounds of Q,  cosine = sum xy / sqrt(sum x^2 sum y^2),
         m = mean of e per channel,                L2 = mean over the samples of sqrt(sum e^2).
 
-    The error of an activation is split into what came in with the inputs of what makes it, what was done to its weights,
-    another form of its operator, its own rounding, and what a constraint of the NPU's adds to that; and each new part has
+    The error of an activation is split into what came in with its inputs, the rounding and tuning of weights,
+    another form of its operator, its own rounding, and what a constraint of the NPU adds to that. Each new part has
     its share of the outputs' squared error, which is summed over layers (`jq.evidence.attribution` has the equations).
     `report.verdict` says what the outputs lost and which layers make most of it, `report.advice` what to do.
 
@@ -94,8 +97,9 @@ def compare(
         range       of the new parts, rounding is the largest, and sum c > sum o / 2: values are clipped
         weights, rounding, constraint, form: the largest of the new parts
 
-    Errors are split on the first 16 samples, where the data can be read again and the outputs have gradients; without,
-    and of weights, the reason is constraint where another exponent would halve sum o, but constraints do not allow it.
+    Errors are split on the first 16 samples (4 to 16 for large networks), if the data can be read again and the outputs have
+    gradients. Otherwise, and for weights, the reason is constraint where another exponent would halve sum o, but constraints
+    do not allow it.
 
     Where a tool equalized the network, channels are scaled. Such a tensor is compared after its channels' factors are
     undone, and its note says so; its picture shows the scaled values, which the grid is for. The factors are those of
@@ -147,16 +151,13 @@ def compare(
         f"{facts['samples']} samples",
         (attribution.headline(),) if attribution is not None else (),
     )
-    names = name_of(model, "model.onnx"), os.fspath(data) if isinstance(data, (str, os.PathLike)) else "calib/"
-    advice = (
-        attribution.advice(
-            os.fspath(model) if isinstance(model, (str, os.PathLike)) else names[0],
-            names[1],
-            _preset_of(pair.quantized),
-        )
-        if attribution is not None
-        else ()
-    )
+    advice: Advice = ()
+    if attribution is not None:
+        path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "model.onnx"
+        held = data.data if isinstance(data, Pixels) else data
+        folder = os.fspath(held) if isinstance(held, (str, os.PathLike)) else "calib/"
+        made_by = _preset_of(pair.quantized, pair.plan)
+        advice = advised(attribution, pair.original, made_by, path, folder, source.preprocessing)
     return Report(
         title,
         facts,
@@ -362,7 +363,7 @@ def _activation_row(step: BatchSums, tensor: Tensor, total: Total) -> TensorRow:
         own=own,
         clipped=clipped,
         shift=float(np.square(shift).sum() * shift.size / sums["size"]),  # each channel has as many elements
-        near=dict(zip(tried(tensor.qparams), map(float, sums["near"]), strict=True)),
+        near=dict(zip(tensor.changes, map(float, sums["near"]), strict=True)),
         beyond=beyond,
         xx=float(xx.sum()),
         xy=float((xy / gains).sum()),
@@ -452,13 +453,20 @@ def _note(factors: np.ndarray) -> str:
     return f"equalized: compared after channels scaled by {factors.min():.3g} to {factors.max():.3g} are scaled back"
 
 
-def _preset_of(graph: Graph) -> str:
-    """The preset by which jq made a quantized model, or XINT8."""
+def _preset_of(graph: Graph, plan: Plan) -> str:
+    """The preset by which jq made a quantized model, or one with scales like those of a model of another tool."""
     try:
         config = QuantConfig.from_dict(files.parsed(graph.metadata.get("jq.config", "{}")))
+        made = next((name for name, preset in presets.items() if preset == config), None)
     except (ValueError, ConfigError):  # of another version
+        made = None
+    if made is not None:
+        return made
+    qparams = list(plan.activations.values())
+    if not qparams or all(q.is_power_of_two for q in qparams):
         return "XINT8"
-    return next((name for name, preset in presets.items() if preset == config), "XINT8")
+    wide = any(isinstance(q.grid, Integer) and q.grid.bits > 8 for q in qparams)
+    return "A16W8" if wide else "A8W8"
 
 
 def name_of(model: ModelLike, otherwise: str) -> str:

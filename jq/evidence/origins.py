@@ -1,19 +1,18 @@
-"""Where errors come from: of each tensor by parts, of the outputs by layers, and what to do about the worst."""
+"""Where errors come from: of each tensor by parts, of the outputs by layers and blocks."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 PARTS: Mapping[str, str] = {
-    "weights": "what was done to its weights: rounded, tuned, biases corrected",
+    "weights": "the rounding and tuning of its weights, and the correction of its biases",
     "rounding": "its own rounding",
-    "constraint": "what its rounding adds because the NPU's constraints forbid a better exponent",
+    "constraint": "additional rounding, because the NPU's constraints forbid a better exponent",
     "form": "another form of the operator, as the NPU has it",
 }
 _MOST = 0.8  # of the outputs' error, what is called most of it
-_NAMED = 5  # layers that a command names
+_NAMED = 5  # layers that the headline names
 
 
 def largest(shares: Mapping[str, float]) -> str:
@@ -107,33 +106,13 @@ class Attribution:
         share = sum(layer.effect for layer in leading) / self.added
         names = ", ".join(layer.name for layer in leading[:_NAMED])
         more = f" and {len(leading) - _NAMED} more" if len(leading) > _NAMED else ""
-        makes = "This layer makes" if len(leading) == 1 else f"These {len(leading)} of {len(self.layers)} layers make"
-        return f"{makes} {share:.0%} of what is added to the outputs' error: {names}{more}."
+        causes = (
+            "This layer causes" if len(leading) == 1 else f"These {len(leading)} of {len(self.layers)} layers cause"
+        )
+        return f"{causes} {share:.0%} of the error that is added to the outputs: {names}{more}."
 
     def lines(self, count: int, blocks: bool = False) -> Iterator[str]:
         """Yield a line for each of the worst layers, or blocks."""
         for layer in (self.blocks if blocks else self.layers)[:count]:
             shares = ", ".join(f"{part} {share:.1%}" for part, share in layer.effects.items() if abs(share) >= 0.0005)
             yield f"{layer.effect:>7.1%} {layer.op:<10} {layer.name}: {shares or 'nothing'}"
-
-    def advice(self, model: str, data: str, preset: str) -> tuple[tuple[str, str], ...]:
-        """Return what may be done about the leading layers: a sentence and a command for each, the first the likeliest."""
-        leading = self.leading()
-        if not leading:
-            return ()
-        causes = {part: sum(layer.effects.get(part, 0.0) for layer in leading) for part in PARTS}
-        quantize = f"jq-quant quantize {shlex.quote(model)} --data {shlex.quote(data)} --config"
-        first = leading[:_NAMED]
-        exclude = " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in first)
-        wider = " ".join(f"--override {shlex.quote(layer.name)} activation=int16" for layer in first)
-        base = preset.split("_", maxsplit=1)[0]
-        known: Mapping[str, Sequence[tuple[str, str]]] = {
-            "weights": [("round the weights so that layers give what they gave", f"{quantize} {base}_ADAROUND")],
-            "rounding": [("give these activations 16 bits", f"{quantize} {preset} {wider}")],
-            "constraint": [("take float scales, which have no constraints; XINT8 hardware does not take them",
-                            f"{quantize} A8W8")],
-            "form": [("keep the operators as they are; they run on the CPU then",
-                      f"{quantize} {preset} --set form_loss=0")],
-        }  # fmt: skip
-        ranked = [c for part in sorted(causes, key=lambda p: -causes[p]) if causes[part] > 0 for c in known[part]]
-        return (*ranked, ("leave the worst in float", f"{quantize} {preset} {exclude}"))

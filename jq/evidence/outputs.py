@@ -69,7 +69,7 @@ def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]
         return OutputLoss(name, kept)
     apart = np.array([distances(kind, x, y) for x, y in pairs])
     divergence, other = apart.mean(axis=0)
-    return OutputLoss(name, kept, 1 - float(other), float(divergence))
+    return OutputLoss(name, kept, 1 - float(other), float(divergence), few=len(pairs))
 
 
 def output_error(reference: Reference, quantized: ModelProto) -> float:
@@ -116,4 +116,4 @@ def warn_of_outputs(losses: Iterable[OutputLoss]) -> None:
         ways = (
             "finetune (XINT8_ADAROUND), more bits (A8W8, A16W8), or `jq-quant compare` for the tensors that lose most"
         )
-        warnings.warn(f"{text}{', '.join(lost)}: expect a result without worth; try {ways}", stacklevel=3)
+        warnings.warn(f"{text}{', '.join(lost)}: the result will probably be useless; try {ways}", stacklevel=3)

@@ -48,7 +48,7 @@ def page(report: Report) -> str:
         *(_section(s) for s in report.sections),
         _overview(rows),
         _items("Before quantizing", [(f.severity, f"{f.severity}: {f.where}: {f.message}") for f in report.findings]),
-        _items("Mended by the guard", [("", str(mend)) for mend in report.guard]),
+        _items("Repaired by the guard", [("", str(mend)) for mend in report.guard]),
         _items("Moved for the NPU", [("", str(move)) for move in report.moves]),
         tensor_table(rows, lines) if rows or lines else "",
         *(_unmatched(model, names) for model, names in report.unmatched.items() if names),
@@ -72,7 +72,7 @@ def _verdict(verdict: OutputsVerdict) -> str:
         for loss in verdict.outputs
     )
     where = f"<p>Against the float model, on {text(verdict.samples)}.</p>" if tiles else ""
-    sentences = "".join(f"<p><strong>{text(sentence)}</strong></p>" for sentence in verdict.sentences)
+    sentences = "".join(f"<p><strong>{text(s[:1].upper() + s[1:])}</strong></p>" for s in verdict.sentences)
     return (f'<div class="tiles">{tiles}</div>' if tiles else "") + where + sentences
 
 
@@ -135,7 +135,7 @@ def _note(line: LayerLine) -> str:
 def _legend(shares: bool, lines: Sequence[LayerLine], modes: Sequence[str]) -> str:
     """The meaning of the colours, for each way to colour."""
     if shares:
-        words = ["makes up for others", f"to {SHARES[1]:.0%}"] + [f"above {least:.0%}" for least in SHARES[1:]]
+        words = ["compensates for others", f"to {SHARES[1]:.0%}"] + [f"above {least:.0%}" for least in SHARES[1:]]
         steps, title = list(enumerate(words)), "share of the outputs' squared error"
     else:
         words = [f"{DECIBELS[0]:g} dB and more"] + [f"below {most:g}" for most in DECIBELS]
@@ -212,7 +212,7 @@ def _attributed(report: Report) -> Iterator[str]:
         ]
         columns = (title.lower()[:-1], "operator", "of the outputs' error", *PARTS)
         more = f"The worst {_LAYERS} of {len(shares)}. " if len(shares) > _LAYERS else ""
-        words = f"<p>{more}Below zero, it makes up for what others add.</p>{lines if title == 'Blocks' else ''}"
+        words = f"<p>{more}A share below zero compensates for what others add.</p>{lines if title == 'Blocks' else ''}"
         yield _folded(f"{title} by their share of the outputs' error", words + _region(title, table(columns, rows)))
 
 

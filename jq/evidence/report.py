@@ -118,7 +118,7 @@ class Report:
         lines = [self.title, *self.verdict.lines(), *(f"  {k}: {v}" for k, v in self.facts.items())]
         lines += [f"  only in the {model} model: {len(n)} tensors" for model, n in self.unmatched.items() if n]
         if self.guard:
-            lines += ["mended by the guard:", *(f"  {m}" for m in self.guard[:count])]
+            lines += ["repaired by the guard:", *(f"  {m}" for m in self.guard[:count])]
         if len(self.guard) > count:
             lines.append(f"  and {len(self.guard) - count} more")
         if self.moves:

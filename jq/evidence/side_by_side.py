@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jq.arithmetic import layout
-from jq.arithmetic.exponents import NEIGHBOURS
+from jq.arithmetic.exponents import NEIGHBOURS, error_sums
 from jq.arithmetic.formats import Integer
 from jq.config import presets
 from jq.data.arrays import Sample
@@ -51,6 +50,7 @@ QUICKLY_COMPILED = {"xla_backend_optimization_level": 1}
 _BATCH = 4  # samples per device and step
 _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
+_COUNTED = 1 << 18  # values of a tensor and a sample that a histogram counts at most
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
 _BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
 _EQUALIZED = 0.5  # octaves that some channel is scaled by
@@ -139,6 +139,11 @@ class Tensor:
     qparams: QParams | None  # how the quantized model rounds it
     coded: bool  # whether the quantized model has the codes
     scores: ScoreKind = ""  # of an output [samples, classes]
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """By how much its exponent is changed, to see whether another is better."""
+        return tried(self.qparams) if self.qparams is not None and self.qparams.axis is None else ()
 
 
 def _floats_and_plan(model: Graph) -> tuple[Graph, Plan]:
@@ -304,9 +309,8 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
             unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     # Whether there is an exponent is known of the tensor's own, not while tracing.
     near = jnp.zeros(0)
-    if qparams is not None and (changes := tried(tensor.qparams)):
-        factors = jnp.exp2(jnp.asarray(changes, jnp.float32))
-        near = jax.vmap(lambda f: squared(own(replace(qparams, scale=qparams.scale * f))))(factors)
+    if qparams is not None and (changes := tensor.changes):
+        near = _near(scaled, 1 / jnp.broadcast_to(gain, x.shape), qparams, changes)
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
@@ -321,16 +325,37 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
     }
 
 
+def _near(x: Array, factor: Array, qparams: QParams, changes: Sequence[int]) -> Array:
+    """The squared error of rounding to other exponents, times factors, by how much each changes the tensor's own."""
+    assert isinstance(qparams.grid, Integer)
+    scales = qparams.scale * jnp.exp2(jnp.asarray(changes, jnp.float32))
+    ends = (jnp.broadcast_to(end - qparams.zero_point, scales.shape) for end in (qparams.grid.qmin, qparams.grid.qmax))
+    return error_sums(x, 1 / scales, *ends, slopes=factor).square * scales**2
+
+
 def _best(tensor: Tensor, x: Array, y: Array) -> Array:
     """The class that each model puts the sample into, where it is scores of classes."""
     return jnp.stack([jnp.argmax(v) for v in (x, y)]) if tensor.scores else jnp.zeros(0, jnp.int32)
 
 
 def _counts(x: Array, edges: Array) -> Array:
-    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones."""
+    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones.
+
+    Of a large tensor every so many values are counted, as counting costs more than all other sums together.
+    """
     low, high = edges
-    index = jnp.floor((x.reshape(-1) - low) * (_BINS / (high - low)))
+    index = jnp.floor((x.reshape(-1)[:: stride(x.size)] - low) * (_BINS / (high - low)))
     return jnp.zeros(_BINS, jnp.int32).at[jnp.clip(index, 0, _BINS - 1).astype(jnp.int32)].add(1)
+
+
+def stride(size: int) -> int:
+    """Return the step between the values of a tensor that are counted: one that shares no factor with any of its axes.
+
+    >>> stride(1000), stride(4 * 65536 * 9)
+    (1, 11)
+    """
+    least = -(-size // _COUNTED)
+    return next(step for step in itertools.count(least) if math.gcd(step, size) == 1)
 
 
 def _identical(one: Any, other: Any) -> bool:

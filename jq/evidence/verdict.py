@@ -29,12 +29,15 @@ class OutputLoss:
     same: float | None = None  # the share of samples with the same best class; None of what has no scores of classes
     kl: float | None = None  # KL divergence of the classes' probabilities
     top1: tuple[float, float] | None = None  # of the float and of the quantized model, where labels are known
+    few: int | None = None  # samples, where they are so few that a percentage would say too much
 
     def __str__(self) -> str:
         """The loss in words.
 
         >>> str(OutputLoss("logits", 14.52, 0.9375, 0.0469, (0.834, 0.818)))
         'output logits: top-1 81.8% (83.4% in float), SQNR 14.5 dB, same class for 93.8%, KL 0.0469'
+        >>> str(OutputLoss("logits", 14.52, 0.75, 0.0469, few=4))
+        'output logits: SQNR 14.5 dB, same class for 3 of 4, KL 0.0469'
         """
         return f"output {self.name}: " + ", ".join(f"{name} {value}" for name, value in self.figures().items())
 
@@ -43,7 +46,9 @@ class OutputLoss:
         known = self.sqnr is not None and not math.isnan(self.sqnr)
         figures = {} if self.top1 is None else {"top-1": f"{self.top1[1]:.1%} ({self.top1[0]:.1%} in float)"}
         figures["SQNR"] = decibel(self.sqnr) if known else "not finite"
-        figures |= {} if self.same is None else {"same class for": f"{self.same:.1%}"}
+        if self.same is not None:
+            few = f"{round(self.same * self.few)} of {self.few}" if self.few is not None else ""
+            figures["same class for"] = few or f"{self.same:.1%}"
         return figures | ({} if self.kl is None else {"KL": f"{self.kl:.3g}"})
 
 

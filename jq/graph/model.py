@@ -76,7 +76,7 @@ class Node:
 class Graph:
     """An immutable ONNX graph; compared and hashed by identity, so `jit` may hold it static.
 
-    Its digest is that of what it computes: names of nodes, its own name and its metadata are no part of it.
+    Its digest covers what it computes; names of nodes, its own name and its metadata do not count.
     """
 
     nodes: tuple[Node, ...]

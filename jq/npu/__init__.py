@@ -1,4 +1,4 @@
-"""Everything known of the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run.
+"""Everything known about the chips: facts, targets, support, rewrites, forms and constraints; where nodes will run.
 
 The functions on forecasts, reports and configurations are those of `jq.device`, which users find here.
 """

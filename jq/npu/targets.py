@@ -25,7 +25,7 @@ class PartialSums:
 
     def __post_init__(self) -> None:
         if not (0 <= self.shift <= 16 and self.chunks >= 1):
-            raise ConfigError(f"{self}: the shift is of 0 to 16 bits, and there is at least one chunk")
+            raise ConfigError(f"{self}: expected a shift of 0 to 16 bits and at least one chunk")
 
 
 _BITS = {"bias_guard": 8, "add_guard": 16, "slope_shift": 16, "lerp_bits": 15}  # at most

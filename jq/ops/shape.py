@@ -88,7 +88,7 @@ def tile(x: Array, repeats: np.ndarray) -> Array:
 def _believe(xp: Any, factors: Iterable[int]) -> None:
     """Raise an error for a huge size before numpy allocates it; for jax arrays tracing makes only the shape."""
     if xp is np and (size := math.prod(factors)) > _MOST_KNOWN:
-        raise ModelError(f"{size} elements from so few are out of all proportion")
+        raise ModelError(f"an output of {size} elements is out of proportion to the input")
 
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
@@ -208,7 +208,7 @@ def pad(
     if mode != "constant":
         if any(max(width) > 256 * size for width, size in zip(widths, x.shape, strict=True)):
             # JAX and numpy take a slice for each turn
-            raise ModelError(f"pads {pads} repeat the shape {x.shape} more often than can be meant")
+            raise ModelError(f"pads {pads} repeat the shape {x.shape} implausibly often")
         return namespace(x).pad(x, widths, mode=mode)
     fill = value if constant_value is None or np.size(constant_value) == 0 else constant_value.reshape(())
     xp = namespace(x, fill)
@@ -257,7 +257,7 @@ def gather(x: Array, indices: Array, *, axis: int) -> Array:
         return np.take(x, indices, axis)
     if isinstance(indices, np.ndarray) and indices.ndim < 2:
         if np.any(indices < -x.shape[axis]) or np.any(indices >= x.shape[axis]):
-            raise ModelError(f"indices {indices.tolist()} are outside of axis {axis}, which holds {x.shape[axis]}")
+            raise ModelError(f"indices {indices.tolist()} are outside axis {axis}, which holds {x.shape[axis]}")
         y = take_known(x, axis, np.atleast_1d(_from_start(indices, x.shape[axis])))
         return y if indices.ndim else y.squeeze(axis)
     return jnp.take(x, _from_start(indices, x.shape[axis]), axis, mode="clip")

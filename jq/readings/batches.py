@@ -20,7 +20,7 @@ _CHUNK_BYTES = 12 << 20
 
 
 def chunked(fn: Forward, size: int | None = None, mesh: Mesh | None = None) -> Forward:
-    """Return `fn(params, inputs)` evaluated over chunks of the batch, for a model that treats images apart.
+    """Return `fn(params, inputs)` evaluated over chunks of the batch, for a model that treats samples independently.
 
     Without `size`, a chunk is as large as keeps the largest intermediate tensor in the caches of a CPU;
     a last short chunk runs by itself. With `mesh`, the batch is first split over its devices. That is

@@ -163,7 +163,7 @@ def compiled(provider: Provider, identity: str) -> Path | None:
         raise DataError(f"{note} is no note that jq wrote beside a compiled model; delete it, or give another context")
     if held == _facts(provider, identity):
         return path
-    warnings.warn(f"{path} was compiled of another model, or with other options; it is compiled again", stacklevel=4)
+    warnings.warn(f"{path} was compiled from another model, or with other options; it is compiled again", stacklevel=4)
     with files.writing(path):
         path.unlink()
         note.unlink()
@@ -178,7 +178,7 @@ def keep_note(provider: Provider, identity: str) -> None:
         files.write(_note(provider), json.dumps(_facts(provider, identity), indent=1) + "\n")
     else:
         warnings.warn(
-            f"provider {provider.short} saved no compiled model in {provider.context}: it compiled nothing of this model",
+            f"provider {provider.short} saved no compiled model in {provider.context}: it compiled no part of this model",
             stacklevel=4,
         )
 

@@ -155,7 +155,7 @@ def _check_alike(path: os.PathLike[str], session: Any, model: Source) -> None:
     theirs = ({v.name for v in session.get_inputs()}, {v.name for v in session.get_outputs()})
     if ours != theirs:
         raise ConfigError(
-            f"context {os.fspath(path)} is of another model: it takes {sorted(theirs[0])} to {sorted(theirs[1])}, and this "
+            f"context {os.fspath(path)} belongs to another model: it takes {sorted(theirs[0])} to {sorted(theirs[1])}, and this "
             f"one {sorted(ours[0])} to {sorted(ours[1])}; give another name"
         )
 

@@ -22,7 +22,7 @@ _KEPT = 16  # samples that take turns
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Milliseconds of runs of one sample each, or of a batch where the model has a fixed one."""
+    """Milliseconds of runs of one sample each, or of one batch if the model has a fixed batch size."""
 
     reading: str
     runs: int

@@ -52,7 +52,7 @@ class Progress:
             raise DataError(f"{path} is no checkpoint of a finetuning: {error}") from error
         if metadata.get("identity") != made.identity:
             raise DataError(
-                f"{path} is of another model, data or config, or of another rounding; remove it, or choose another checkpoint"
+                f"{path} belongs to another model, data, config or rounding; remove it, or choose another checkpoint"
             )
         if metadata.get("content") != digest(arrays):
             raise DataError(

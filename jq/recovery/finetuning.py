@@ -59,7 +59,7 @@ def finetune(
     spill: str | os.PathLike[str] | None = None,
     roundings: Mapping[str, Rounding] | None = None,
 ) -> tuple[dict[str, Any], Plan]:
-    """Return params and a plan with which the quantized graph is nearer to the float one.
+    """Return params and a plan that bring the quantized graph closer to the float one.
 
     `config.finetune` names the stages. Tuning starts from `params`, by default the graph's own; targets are always the
     outputs of the graph's own, the float network. After `time_budget` seconds the rest stays untuned. With

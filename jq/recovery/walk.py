@@ -184,7 +184,7 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         room.release()
         thread.join()
     for error in failures:
-        warnings.warn(f"compiling ahead of finetuning failed, which costs time alone: {error!r}", stacklevel=4)
+        warnings.warn(f"compiling ahead of finetuning failed, which only costs time: {error!r}", stacklevel=4)
 
 
 def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:

@@ -20,7 +20,6 @@ import importlib.metadata
 import json
 import os
 import pickle
-import resource
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ import jax
 import numpy as np
 
 from jq.config import QuantConfig
+from jq.data.labels import Labels
 from jq.data.preprocessing import Pixels
 from jq.data.sources import drawn, open_source, readable_again
 from jq.errors import DataError
@@ -213,9 +213,12 @@ def _opened(subject: Subject) -> _Source:
     sources = [part if part is None else open_source(part, graph.inputs) for part in (data, evaluation)]
     digests = [[] if source is None else [*map(digest, source.samples())] for source in sources]
     count = subject.samples if subject.samples is not None and subject.samples < len(digests[0]) else None
-    labels = None if subject.labels is None else np.asarray(subject.labels, np.int64)
+    labels = subject.labels
+    if isinstance(labels, Labels):
+        labels = labels.of(len(digests[1]), None if sources[1] is None else sources[1].names)
+    labels = None if labels is None else np.asarray(labels, np.int64)
     identity = digest(graph, *digests, labels, *(() if count is None else (count,)))
-    return _Source(graph, data, count, evaluation, subject.labels, identity)
+    return _Source(graph, data, count, evaluation, labels, identity)
 
 
 def runs_of(experiment: Experiment, sources: Mapping[str, _Source]) -> list[Run]:
@@ -381,7 +384,11 @@ def _digest(params: Mapping[str, Any], plan: Plan) -> str:
     return whole.hexdigest()[:16]
 
 
-def _peak() -> int:
-    """Megabytes that the process has had at most."""
+def _peak() -> int | None:
+    """The most megabytes that the process has had; None on Windows, which has no such count."""
+    try:
+        import resource
+    except ImportError:
+        return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(most / (1 << 20 if sys.platform == "darwin" else 1 << 10))

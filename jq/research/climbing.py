@@ -20,7 +20,7 @@ import numpy as np
 
 from jq.arithmetic.losses import decibels
 from jq.config import QuantConfig
-from jq.data.arrays import Sample
+from jq.data.labels import Labels
 from jq.data.sources import decides, open_source, readable_again
 from jq.device.forecasting import forecast
 from jq.errors import ConfigError, DataError, Error, check_choice
@@ -56,7 +56,7 @@ def auto(
     chip: str = "stx",
     budget: float | str | None = None,
     evaluate: Evaluate | None = None,
-    labels: Any = None,
+    labels: Labels | Sequence[int] | np.ndarray | None = None,
     float_islands: int = 1,
     wide: Wide | None = None,
     max_cost: float = 1.15,
@@ -155,22 +155,23 @@ class _Search:
         data: Any,
         goal: Goal,
         evaluate: Evaluate | None,
-        labels: Any,
+        labels: Labels | Sequence[int] | np.ndarray | None,
         limits: Limits,
         seed: int,
     ) -> _Search:
         """The search, once samples are split and the float network has run on those that decide."""
         graph = model if isinstance(model, Graph) else load(model)
         if data is None:
-            raise ConfigError("auto needs data: on random samples nothing can be decided")
+            raise ConfigError("auto needs data: random samples cannot decide anything")
         data = readable_again(data, graph.inputs, seed)
-        samples = list(open_source(data, graph.inputs, seed=seed).samples())
+        source = open_source(data, graph.inputs, seed=seed)
+        samples = list(source.samples())
         count = len(samples)
         if count < 2:
-            raise DataError(f"auto needs 2 samples and more, as some calibrate and others decide; got {count}")
+            raise DataError(f"auto needs at least 2 samples, because some calibrate and others decide; got {count}")
         every = min(_EVERY, count)
         deciding = [s for i, s in enumerate(samples) if decides(i, every)]
-        known = None if labels is None else _labels(labels, samples, every)
+        known = None if labels is None else _labels(labels, source.names, len(samples), every)
         warn_of_few(goal, len(deciding))
         judge = Judge.of(goal, graph, deciding, known, evaluate)
         identity = digest(graph, *map(digest, samples), str(goal), known, limits, seed, __version__)[:12]
@@ -334,14 +335,16 @@ def knee(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(inside, key=lambda c: decibels(1.0, max(c.score.error, 1e-30)) - _DECIBELS * c.cost, default=None)
 
 
-def _labels(labels: Any, samples: Sequence[Sample], every: int) -> np.ndarray:
-    """The labels of the deciding samples."""
-    values = np.asarray(labels)
-    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != len(samples):
+def _labels(
+    labels: Labels | Sequence[int] | np.ndarray, names: Sequence[str] | None, count: int, every: int
+) -> np.ndarray:
+    """The labels of the deciding samples; those with names are matched with the samples' names."""
+    values = labels.of(count, names) if isinstance(labels, Labels) else np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != count:
         raise DataError(
-            f"labels are {values.dtype}{list(values.shape)}; expected one whole number for each of {len(samples)} samples"
+            f"labels are {values.dtype}{list(values.shape)}; expected one whole number for each of {count} samples"
         )
-    return values[[i for i in range(len(samples)) if decides(i, every)]].astype(np.int64)
+    return values[[i for i in range(count) if decides(i, every)]].astype(np.int64)
 
 
 # --- Rows of the ledger ---

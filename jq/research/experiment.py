@@ -16,6 +16,7 @@ import numpy as np
 from jq import zoo
 from jq.config import QuantConfig, resolve
 from jq.config_file import read_table
+from jq.data.labels import Labels
 from jq.errors import ConfigError, DataError, suggest
 from jq.evaluation.accuracy import read_labels
 from jq.graph.read import ModelLike
@@ -30,7 +31,7 @@ class Subject:
     model: ModelLike
     data: Any = None  # as `jq.calibrate` takes it
     evaluation: Any = None  # likewise; `data` by default
-    labels: np.ndarray | None = None  # of the evaluation's samples
+    labels: Labels | np.ndarray | None = None  # of the evaluation's samples
     samples: int | None = None  # how many of `data` each seed draws; None for all of them, whatever the seed
 
     def __post_init__(self) -> None:
@@ -144,7 +145,7 @@ def _subject(name: str, entry: Any, samples: int | None, folder: Path) -> Subjec
             raise ConfigError(f"models.{name} needs a path; got {', '.join(entry)}")
         return Subject.bundled(name, samples or _SAMPLES)
     places = {k: _place(entry[k], folder) for k in ("path", "data", "evaluation", "labels") if k in entry}
-    labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0)).values
+    labels = None if "labels" not in places else read_labels(places["labels"], entry.get("label_offset", 0))
     data = {k: v for k, v in places.items() if k != "labels"}
     return Subject(model=data.pop("path"), labels=labels, samples=samples, **data)
 

@@ -32,7 +32,7 @@ def scores(graph: Graph) -> Callable[[Outputs], dict[str, Array]]:
     def of(outputs: Outputs) -> dict[str, Array]:
         floats = {k: v for k, v in outputs.items() if jnp.issubdtype(v.dtype, jnp.floating)}
         if not floats:
-            raise ModelError("the model has no output of floats, so there is no loss")
+            raise ModelError("the model has no float output, so there is no loss")
         return {k: jnp.log(jnp.maximum(v, _LEAST)) if k in soft else v for k, v in floats.items()}
 
     return of

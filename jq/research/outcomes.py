@@ -40,7 +40,7 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AutoResult:
-    """The best model that was found, the config that makes it again, and what was tried."""
+    """The best model that was found, the config that reproduces it, and what was tried."""
 
     result: Result
     config: QuantConfig

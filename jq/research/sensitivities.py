@@ -211,7 +211,7 @@ def _check_screen(screen: int, loss: Loss, mode: Mode) -> None:
     if not isinstance(screen, int) or screen < 0:
         raise ConfigError(f"screen is {screen!r}; expected how many are to be measured, 0 or more")
     if mode != "alone":
-        raise ConfigError("screen is of mode='alone': there is no estimate of what all but one cost")
+        raise ConfigError("screen needs mode='alone', because there is no estimate for all but one")
     check_choice("loss", loss, CURVED)
 
 

@@ -109,7 +109,7 @@ def test_images_that_are_none(photos: Path, monkeypatch: pytest.MonkeyPatch) -> 
     refused("no effect", [value("N", 3, 8, 8, dtype=np.uint8)], ConfigError, mean=0.5)
     refused("multiple of the batch 2", [value(2, 3, 8, 8)])
     refused("differ in size", [value(3, 3, "H", "W")])
-    refused(r"red.png: with 8x8 pixels, too small", [value("N", 3, 9, 9)], resize=8)
+    refused(r"red.png: with 8x8 pixels it is too small", [value("N", 3, 9, 9)], resize=8)
     refused(r"images of 4x8 pixels do not fit input x: float32\[N,3,8,8\]", crop=(8, 4))
     for options in ({"mean": np.nan}, {"std": (1, np.nan, 1)}, {"std": 1e-45}):
         refused("become NaN or Inf in input x", **options)

@@ -139,7 +139,7 @@ def test_bytes_that_are_no_text_and_files_that_are_not(tmp_path):
 def test_the_report_of_another_model(forecast, tmp_path):
     other = jq.npu.forecast(structures.shuffled(1), config="XINT8")
     report = jq.npu.read_report(written(tmp_path, report_of(other)))
-    with pytest.raises(jq.DataError, match="is the report of another model"):
+    with pytest.raises(jq.DataError, match="is a report on another model"):
         jq.npu.compare_with_report(forecast, report)
     path = tmp_path / "console.txt"
     path.write_text(CONSOLE)

@@ -54,7 +54,9 @@ def test_boxes_of_other_classes_are_not_suppressed() -> None:
 
 
 def test_other_outputs_are_refused() -> None:
-    with pytest.raises(jq.DataError, match=r"outputs y\[1, 7, 7\] are no boxes of 80 classes.*FUNCTION"):
+    with pytest.raises(
+        jq.DataError, match=r"outputs y\[1, 7, 7\] are not in a known format for boxes of 80 classes.*FUNCTION"
+    ):
         decoded({"y": np.zeros((1, 7, 7))}, 80, (SIDE, SIDE))
 
 

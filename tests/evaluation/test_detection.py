@@ -75,7 +75,7 @@ def test_boxes_that_do_not_fit() -> None:
             Boxes(corners, classes, scores)
     with pytest.raises(DataError, match="no scores"):
         mean_average_precision([boxes(ONE)], [boxes(ONE)])
-    with pytest.raises(DataError, match="one to one"):
+    with pytest.raises(DataError, match="expected one for each"):
         mean_average_precision([], [boxes(ONE)])
 
 

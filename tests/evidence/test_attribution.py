@@ -169,5 +169,7 @@ def test_scores_are_judged_and_commands_can_be_copied() -> None:
     p, q = (np.exp(v) / np.exp(v).sum(1, keepdims=True) for v in (one, other))
     divergence = float((p * np.log(p / q)).sum(1).mean())
     assert told.kl == pytest.approx(divergence, rel=0.02)
-    assert all(command.startswith("jq-quant quantize ") and "A8W8" in command for _, command in report.advice)
+    assert all(
+        command.startswith(f"jq-quant quantize {path} --data calib/ --config A8W8") for _, command in report.advice
+    )
     assert f"jq-quant quantize {path}" in report.summary()

@@ -104,7 +104,7 @@ def test_what_cannot_be_is_told(rng: np.random.Generator) -> None:
     x = rng.random((4, 3), np.float32)
     with pytest.raises(ModelError, match="K is 5, but axis 1 holds 3"):
         run(one_node("TopK", {"x": x}, ("v", "i"), initializers={"k": np.array([5])}, axis=1), {"x": x})
-    with pytest.raises(ModelError, match="outside of axis 0"):
+    with pytest.raises(ModelError, match="outside axis 0"):
         run(one_node("Gather", {"x": x}, initializers={"i": np.array([4])}), {"x": x})
     with pytest.raises(ModelError, match="cannot split 4"):
         run(one_node("Split", {"x": x}, ("a", "b"), initializers={"s": np.array([1, 2])}), {"x": x})

@@ -122,7 +122,9 @@ def test_a_compiled_model_is_saved_and_read_until_something_changes(monkeypatch,
         (OTHER, jq.Provider("vitisai", {"target": "X1"}, path, embed=True)),
     )
     for model, provider in others:
-        with pytest.warns(UserWarning, match="compiled of another model, or with other options; it is compiled again"):
+        with pytest.warns(
+            UserWarning, match="compiled from another model, or with other options; it is compiled again"
+        ):
             assert not onnxruntime_reading(model, provider).reused
     assert played.opened[-1][2] == entries | {"ep.context_embed_mode": "1"}
 

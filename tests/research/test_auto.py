@@ -225,6 +225,24 @@ def test_the_labels_are_those_of_the_deciding_samples(data: tuple[np.ndarray, np
         jq.auto(MODEL, data[0], target="top1 -0.5")
 
 
+def test_labels_with_names_are_matched_by_name(
+    data: tuple[np.ndarray, np.ndarray], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    folder, rows = tmp_path / "calib", ["name,label"]
+    folder.mkdir()
+    for i, best in enumerate(onnxruntime_reading(MODEL)({"input": data[0]})["logits"].argmax(1)):
+        np.save(folder / f"{i:02}.npy", data[0][i])
+        rows.insert(1, f"{i:02},{best}")  # the file lists them the other way round
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    labels = jq.evaluate.read_labels(tmp_path / "labels.csv")
+    assert jq.auto(MODEL, folder, target="top1 -0.5", labels=labels, rungs=CHEAP[:1]).whole == 100
+    with pytest.raises(jq.DataError, match="samples have none"):
+        jq.auto(MODEL, data[0], target="top1 -0.5", labels=labels, rungs=CHEAP[:1])
+    subject = jq.research.Subject(model=MODEL, data=folder, labels=labels)
+    experiment = jq.research.Experiment(subjects={"resnet": subject}, configs={"XINT8": jq.presets["XINT8"]}, seeds=[0])
+    assert jq.research.ablate(experiment).rows[0]["float_top1"] == 1
+
+
 def test_limits_on_cost_and_islands(data: tuple[np.ndarray, np.ndarray]) -> None:
     rungs = [r for r in RUNGS if r.name in ("XINT8", "islands", "A16W8")]
     result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=rungs, float_islands=1, max_cost=1.5)

@@ -106,7 +106,7 @@ def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
     if not isinstance(value, Enum) or value not in methods:
         raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, methods))}")
     if draft["scale"] != "float":
-        raise ConfigError(f"{name} is of float scales; powers of two are found for weights as for activations")
+        raise ConfigError(f"{name} applies to float scales only; powers of two are found as for activations")
     draft["weight_method"] = methods[value]
 
 
@@ -116,7 +116,7 @@ def _bins(draft: Draft, name: str, value: Any) -> None:
         draft["bins"] = bins
         draft["method"] = "minmse_hist" if method == "minmse" else method
     elif method != "minmse":
-        raise ConfigError(f"{name}=0 is of MinMSE, which then looks at the values themselves, not of {method}")
+        raise ConfigError(f"{name}=0 applies to MinMSE, which then looks at the values themselves; got {method}")
 
 
 def _moving_constant(draft: Draft, name: str, value: Any) -> None:

@@ -306,7 +306,7 @@ def parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:
 def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
     tuned = [a for a in algorithms if isinstance(a, algorithm.FinetuneConfig)]
     if len(tuned) > 1 or (tuned and draft["finetune"]):
-        raise ConfigError("AdaRound and AdaQuant both: give one of them")
+        raise ConfigError("AdaRound and AdaQuant exclude each other; give one of them")
     for algo in algorithms:
         if isinstance(algo, algorithm.AutoMixprecisionConfig):
             continue  # a search over configs: `jq.compat.quark.mixed`

@@ -83,7 +83,7 @@ def convert(
     if dequantize and uint8_activations:
         raise ConfigError("dequantize leaves no codes for uint8_activations to change; take one of the two")
     if to not in _NARROW and (exclude or saturate or not keep_io or data is not None):
-        raise ConfigError("exclude, saturate, keep_io and data are of conversions to fp16 and bf16")
+        raise ConfigError("exclude, saturate, keep_io and data apply only to conversions to fp16 and bf16")
     check_opset(opset)
     files.check_writable(output, model)
     graph = model if isinstance(model, Graph) else load(model)

@@ -64,7 +64,7 @@ def nhwc_inputs(graph: Graph, names: Iterable[str] | None = None) -> Graph:
     chosen = [n for n, v in inputs.items() if v.shape is not None and len(v.shape) == 4] if names is None else [*names]
     if not chosen:
         shown = ", ".join(map(str, graph.inputs))
-        raise ConfigError(f"no input has 4 dims, which channels-last order is of; there are: {shown}")
+        raise ConfigError(f"no input has 4 dims, as channels-last order needs; there are: {shown}")
     taken, moved, transposes = set(graph.tensors), dict[str, str](), list[Node]()
     for name in chosen:
         if name not in inputs:

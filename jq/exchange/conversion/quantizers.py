@@ -102,5 +102,5 @@ def without_quantizers(graph: Graph) -> Graph:
         raise ConfigError("the model is not quantized: there is nothing to dequantize")
     if left:
         names = ", ".join(f"{n.label!r} ({n.qualified})" for n in left[:5])
-        warnings.warn(f"{len(left)} quantizers stay, which say more than a plan can: {names}", stacklevel=2)
+        warnings.warn(f"{len(left)} quantizers stay, because a plan cannot describe them: {names}", stacklevel=2)
     return without

@@ -325,7 +325,7 @@ def _held(codes: Any, like: Fixed) -> Fixed:
 def grid_of(x: Fixed) -> Grid:
     """The grid of a tensor of the file."""
     if x.grid is None:
-        raise Error("integers of a file need a grid; these are a sum that is not rounded yet")
+        raise Error("integers of a file need a grid; these belong to a sum that has not been rounded yet")
     return x.grid
 
 

@@ -100,7 +100,9 @@ class _OnnxRuntime:
         self.absent: str | None = None
         provider = None if callable(reading) else provider_of(reading)
         if provider is None and not callable(reading):
-            raise ConfigError(f"simulate compares with a provider of onnxruntime, cpu or vitisai, say; got {reading!r}")
+            raise ConfigError(
+                f"simulate compares with a provider of onnxruntime, such as cpu or vitisai; got {reading!r}"
+            )
         self.name = provider.short if provider else str(getattr(reading, "name", "own"))
         try:
             self.session = reading if callable(reading) else onnxruntime_reading(chip.graph, provider)

@@ -80,7 +80,7 @@ def blocks_of(
 
     kept, held = blocks([x for i, x in enumerate(samples) if (i + 1) % apart]), blocks(samples[apart - 1 :: apart])
     if not kept[0].targets:
-        raise ModelError("no output of the model is of floats, so there is nothing to come near to")
+        raise ModelError("no output of the model holds floats, so there is nothing to approximate")
     return kept, held
 
 

@@ -154,7 +154,7 @@ def test_quantizers_that_stay_are_reported() -> None:
         node("Transpose", ["q"], ["t"], perm=[1, 0]),
         node("DequantizeLinear", ["t", "s", "z"], ["y"], name="second"),
     ]
-    with pytest.warns(UserWarning, match="2 quantizers stay, which say more than a plan can: 'first'"):
+    with pytest.warns(UserWarning, match="2 quantizers stay, because a plan cannot describe them: 'first'"):
         jq.convert(quantized(nodes, {}), dequantize=True)
     with pytest.raises(jq.ConfigError, match="the model is not quantized"):
         jq.convert(jq.zoo.path("fashion_resnet"), dequantize=True)

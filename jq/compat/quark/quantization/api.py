@@ -53,7 +53,7 @@ class ModelQuantizer:
         The data are a reader, or a path, as `jq.quantize` takes them.
         """
         if calibration_data_reader is not None and calibration_data_path is not None:
-            raise ConfigError("calibration_data_reader and calibration_data_path both: give one of them")
+            raise ConfigError("calibration_data_reader and calibration_data_path exclude each other; give one of them")
         graph = load(model_input)
         given = self.config.algo_config if isinstance(self.config, QConfig) else algorithms or ()
         mixing = [a for a in given if isinstance(a, AutoMixprecisionConfig)]
