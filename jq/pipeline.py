@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 from onnx import ModelProto
 
-from jq.calibration.calibrate import calibrate
+from jq.calibration.calibrate import calibrate, compile_ahead
 from jq.calibration.stats import Stats
 from jq.calibration.stats import read as read_stats
 from jq.calibration.stats import write as write_stats
 from jq.config import QuantConfig, presets, resolve
-from jq.data.sources import calibration_samples, preprocessing_of
+from jq.data.sources import calibration_samples, open_source, preprocessing_of
 from jq.errors import DataError, ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.layers import CHIP, layers_of
@@ -48,11 +49,11 @@ from jq.readings.diagnosis import blames_model
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
 from jq.recovery.bounds import BoundChoice, bound_choice, fitted_bounds, without_clips
 from jq.recovery.checkpoint import Progress
-from jq.recovery.equalization import equalize
+from jq.recovery.equalization import equalized
 from jq.recovery.finetuning import check_roundings, finetune, tuned
 from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
-from jq.util import files
+from jq.util import files, programs
 from jq.util.digest import digest
 from jq.util.progress import log
 from jq.version import __version__
@@ -215,14 +216,27 @@ def equalized_and_measured(
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> tuple[Graph, Stats | None]:
     """Return a prepared graph equalized, and its statistics: those in the file `saved`, or of a pass over the data."""
+    reaches: Mapping[str, float] = {}
     if config.cle:
-        before, graph = graph, equalize(graph, config, data)
-        log.info("equalized" if graph is not before else "equalization changed nothing")
+        with _calibration_ahead(graph, data, config, mesh) if saved is None else contextlib.nullcontext():
+            made = equalized(graph, config, data)
+        log.info("equalized" if made.graph is not graph else "equalization changed nothing")
+        graph, reaches = made.graph, made.reaches
     if not config.calibrates:
         return graph, None
     if saved is not None:
         return graph, _saved_stats(saved, graph, config)
-    return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint)
+    return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint, reaches=reaches)
+
+
+def _calibration_ahead(
+    graph: Graph, data: Any, config: QuantConfig, mesh: Mesh | None
+) -> contextlib.AbstractContextManager[None]:
+    """Compile the program of calibration while equalization, which changes weights alone, reads the data."""
+    if not config.calibrates or config.cle == "nagel" or config.strict_quark or data is None:
+        return contextlib.nullcontext()
+    source = open_source(data, graph.inputs, seed=config.seed)
+    return programs.meanwhile(lambda: compile_ahead(graph, source, config, mesh))
 
 
 def save_stats(path: str | os.PathLike[str], stats: Stats, graph: Graph, config: QuantConfig) -> None:

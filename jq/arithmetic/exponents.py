@@ -6,6 +6,7 @@ of the candidate's scale, so that no square overflows or vanishes; `least_square
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ Array = Any  # numpy or jax
 MINMSE = (1, 0, -1, -2, -3)  # Quark's five candidates, from the exponent of the range
 NEIGHBOURS = (-2, -1, 1, 2)  # compared with an exponent that a plan has
 LONGEST = 4096  # elements that are accumulated at a time
+# Of which the sizes of many tensors are multiples: images of 224 pixels and their halves, of powers of two, of 640.
+# XLA compiles a kernel for each length.
+_LENGTHS = (3136, 4096, 3200, 3072)
 
 
 def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
@@ -129,6 +133,7 @@ def error_sums(
 
 
 def _piece(size: int) -> int:
-    """The length of the pieces that a tensor is cut into: one that leaves no rest, if that can be."""
+    """The length of the pieces that a tensor is cut into: one that leaves no rest, if that can be, and that others have."""
     longest = min(size, LONGEST)
-    return next((n for n in range(longest, LONGEST // 4, -1) if size % n == 0), longest)
+    known = (n for n in _LENGTHS if size % n == 0)
+    return next(itertools.chain(known, (n for n in range(longest, LONGEST // 4, -1) if size % n == 0)), longest)

@@ -12,7 +12,8 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -26,8 +27,12 @@ from jq.errors import Error
 from jq.util import cache, files
 from jq.util.digest import digest
 
+_Compiled = tuple[Callable[..., Any], Any]  # a program, and the shapes of its results
+
 LIMIT = 256 << 20  # bytes of all files; a program has some ten or hundred thousand
 _HEADER = 32  # bytes of a SHA-256
+_ready: dict[str, _Compiled] = {}  # what was compiled ahead and not asked for yet
+_here = threading.local()
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
 
 
@@ -37,7 +42,7 @@ def compiled(
     arguments: tuple[Any, ...],
     pool: ThreadPoolExecutor,
     options: dict[str, Any] | None,
-) -> tuple[Callable[..., Any], Any]:
+) -> _Compiled:
     """Return the program of a function of trees of arrays, which the pool compiles, and the shapes of its results.
 
     `arguments` are its arguments or the like of them, `options` are for XLA. Without a key, and where JAX does not export
@@ -49,9 +54,10 @@ def compiled(
     def traced(*given: Any) -> Any:
         return function(*jax.tree.unflatten(tree, given))
 
-    exported = None
-    if key is not None and cache.enabled() and jax.process_count() == 1:
-        name = digest(key, kinds(arguments), _circumstances())
+    exported, name = None, "" if key is None else digest(key, kinds(arguments), options, _circumstances())
+    if (ready := _ready.pop(name, None)) is not None:
+        return ready
+    if name and cache.enabled() and jax.process_count() == 1:
         exported = _read(name) or _exported(name, traced, like)
 
     def program(*given: Any) -> Any:  # so it is called in JAX's log
@@ -63,7 +69,45 @@ def compiled(
     def run(*given: Any) -> Any:
         return executable.result()(*jax.tree.leaves(given))
 
+    if name and getattr(_here, "ahead", False):
+        _ready[name] = run, lowered.out_info
     return run, lowered.out_info
+
+
+@contextlib.contextmanager
+def ahead() -> Iterator[None]:
+    """Keep what this thread compiles for the first that asks for it, in whatever thread."""
+    _here.ahead = True
+    try:
+        yield
+    finally:
+        _here.ahead = False
+
+
+@contextlib.contextmanager
+def meanwhile(compiling: Callable[[], None]) -> Iterator[None]:
+    """Compile in another thread what will be asked for behind this block, which then waits for it.
+
+    A failure says nothing: who asks for the program will meet it.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(Exception), ahead():
+            compiling()
+
+    thread = threading.Thread(target=run, name="jq-ahead", daemon=True)
+    thread.start()
+    try:
+        yield
+        thread.join()
+    except BaseException:
+        _ready.clear()  # nobody will ask
+        raise
+
+
+def forget() -> None:
+    """Drop what was compiled ahead and never asked for."""
+    _ready.clear()
 
 
 def kinds(arguments: Any) -> tuple[Any, ...]:
