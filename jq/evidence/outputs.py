@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from onnx import ModelProto
 
@@ -36,7 +38,8 @@ def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]
     kind = kind_of_scores(graph, name, pairs[0][0].shape)
     if not kind:
         return OutputLoss(name, kept)
-    apart = np.array([distances(kind, x, y) for x, y in pairs])
+    compared = jax.jit(functools.partial(distances, kind))  # one program, not one for each of its operations
+    apart = np.array([compared(x, y) for x, y in pairs])
     divergence, other = apart.mean(axis=0)
     return OutputLoss(name, kept, 1 - float(other), float(divergence))
 
@@ -63,12 +66,13 @@ def _pairs(
     """Yield outputs of floats as both models give them, by name and sample; none where one of them does not run."""
     samples = judged_samples(data, original.inputs, seed, models=2)
     try:
-        readings = [onnxruntime_reading(model) for model in (original, quantized)]
-        pairs = [[run(sample) for run in readings] for sample in samples]
+        made = [
+            list(map(onnxruntime_reading(model), samples)) for model in (original, quantized)
+        ]  # a session at a time
     except ModelError as error:
         log.info("outputs are not compared: %s", error)
         return
-    for x, y in pairs:
+    for x, y in zip(*made, strict=True):
         for name in x.keys() & y.keys():
             tensors = isinstance(x[name], np.ndarray) and isinstance(y[name], np.ndarray)
             if tensors and x[name].dtype == np.float32 and x[name].shape == y[name].shape:

@@ -30,8 +30,10 @@ from jq.recovery.equalization.groups import Groups
 Sums = dict[str, Any]  # arrays by kind
 _KINDS = ("over", "beyond", "reach", "total", "squares", "active")
 _OF_CLIPS = ("over", "beyond")
-_ELEMENTS = 1024  # of a piece, whose sums stay in the nearest cache
+_NEAR = 1 << 17  # elements of a tensor that fits the nearer caches
+_PIECE = 1024  # elements of a piece, whose sums stay in the nearest one
 _TOGETHER = (4, 7, 5, 6, 3)  # pieces that are added up at a time
+_HUGE = np.float32(1e38)  # times which any value but zero is more than 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,43 +154,52 @@ class _SumWatcher:
 def _sums(bound: float | None, value: Any) -> Sums:
     """The sums of one sample.
 
-    Pieces of some rows are added up elementwise, several at a time so that sums are loaded and stored once for them, and
-    reduced last: XLA's reductions take two to four times as long.
+    Of a tensor that lies in the nearer caches each is a reduction by XLA's library, which compiles nothing. A larger one is
+    read once for all: pieces of some rows are added up elementwise, several at a time so that sums are loaded and stored
+    once for them, and reduced last. For each shape that is a kernel for each sum, of 20 ms to compile.
     """
-    x = channels_last(value)
-    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-    together, length = _pieces(*rows.shape)
-    rows = jnp.pad(rows, ((0, -len(rows) % (together * length)), (0, 0)))  # zeros change no sum
+    array = channels_last(value).astype(jnp.float32)
+    x = array.reshape(-1, array.shape[-1])
+    if x.size <= _NEAR:
+        sums = {k: v.sum(0) for k, v in _terms(bound, x).items()}
+        reach = jnp.maximum(x.max(0), -x.min(0) if bound is None else 0)
+    else:
+        together, length = _pieces(*x.shape)
+        x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))  # zeros change no sum
 
-    def step(index: jax.Array, sums: Sums) -> Sums:
-        for i in range(together):
-            piece = lax.dynamic_slice(rows, ((index * together + i) * length, 0), (length, x.shape[-1]))
-            sums = _merged(sums, _terms(bound, piece))
-        return sums
+        def step(index: jax.Array, state: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+            sums, reach = state
+            for i in range(together):
+                piece = lax.dynamic_slice(x, ((index * together + i) * length, 0), (length, x.shape[1]))
+                sums = {k: sums[k] + v for k, v in _terms(bound, piece).items()}
+                reach = jnp.maximum(reach, jnp.abs(piece) if bound is None else piece)
+            return sums, reach
 
-    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), rows[:length]))
-    by_row = lax.fori_loop(0, len(rows) // (together * length), step, none)
-    sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in by_row.items()}
-    return sums | {"pixels": jnp.full(1, x.size / x.shape[-1], jnp.float32)}
+        none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), x[:length]))
+        by_row, rows = lax.fori_loop(0, len(x) // (together * length), step, (none, jnp.zeros((length, x.shape[1]))))
+        sums, reach = {k: v.sum(0) for k, v in by_row.items()}, rows.max(0)
+    pixels = jnp.full(1, array.size / array.shape[-1], jnp.float32)
+    return sums | {"reach": reach, "pixels": pixels}
 
 
 def _pieces(count: int, width: int) -> tuple[int, int]:
     """How many pieces of rows are added up at a time, and the rows of one: numbers that leave no rest, if that can be."""
     together = next((n for n in _TOGETHER if count % n == 0), min(count, _TOGETHER[0]))
-    most = max(1, min(_ELEMENTS // width, count // together))
+    most = max(1, min(_PIECE // width, count // together))
     return together, next((n for n in range(most, 0, -1) if count % (together * n) == 0), most)
 
 
 def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
-    """The terms of the sums, elementwise."""
-    terms = {}
-    if bound is not None:
-        x = jnp.maximum(x, 0)
-        over = jnp.maximum(x - bound, 0)
-        terms = {"over": over, "beyond": jnp.square(over)}
-    terms["reach"] = jnp.abs(x)
-    x = x if bound is None else jnp.minimum(x, bound)
-    return terms | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
+    """The terms of the sums, elementwise.
+
+    Of products, differences and extremes alone, as the library takes them: so what is not zero is counted by scaling it
+    so far up that it is cut at 1.
+    """
+    if bound is None:
+        return {"total": x, "squares": jnp.square(x), "active": jnp.minimum(jnp.abs(x) * _HUGE, 1)}
+    over = {"over": jnp.maximum(x - bound, 0), "beyond": jnp.square(jnp.maximum(x, bound) - bound)}
+    x = jnp.clip(x, 0, bound)
+    return over | {"total": x, "squares": jnp.square(x), "active": jnp.minimum(x * _HUGE, 1)}
 
 
 def _merged(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
