@@ -9,9 +9,10 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from onnx import ModelProto
@@ -21,6 +22,8 @@ from jq.calibration.stats import Stats
 from jq.calibration.stats import read as read_stats
 from jq.calibration.stats import write as write_stats
 from jq.config import QuantConfig, presets, resolve
+from jq.data.images import ImageFolder
+from jq.data.preprocessing import Pixels
 from jq.data.sources import calibration_samples, open_source, preprocessing_of
 from jq.errors import DataError, ModelError
 from jq.evidence.compare import name_of
@@ -216,27 +219,39 @@ def equalized_and_measured(
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> tuple[Graph, Stats | None]:
     """Return a prepared graph equalized, and its statistics: those in the file `saved`, or of a pass over the data."""
-    reaches: Mapping[str, float] = {}
-    if config.cle:
-        with _calibration_ahead(graph, data, config, mesh) if saved is None else contextlib.nullcontext():
+    measures = config.calibrates and saved is None
+    with _calibration_ahead(graph, data, config, mesh) if measures and config.cle else _nothing() as wait:
+        reaches: Mapping[str, float] = {}
+        if config.cle:
             made = equalized(graph, config, data)
-        log.info("equalized" if made.graph is not graph else "equalization changed nothing")
-        graph, reaches = made.graph, made.reaches
-    if not config.calibrates:
-        return graph, None
-    if saved is not None:
-        return graph, _saved_stats(saved, graph, config)
-    return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint, reaches=reaches)
+            log.info("equalized" if made.graph is not graph else "equalization changed nothing")
+            graph, reaches = made.graph, made.reaches
+        if not config.calibrates:
+            return graph, None
+        if saved is not None:
+            return graph, _saved_stats(saved, graph, config)
+        wait()
+        return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint, reaches=reaches)
 
 
 def _calibration_ahead(
     graph: Graph, data: Any, config: QuantConfig, mesh: Mesh | None
-) -> contextlib.AbstractContextManager[None]:
-    """Compile the program of calibration while equalization, which changes weights alone, reads the data."""
-    if not config.calibrates or config.cle == "nagel" or config.strict_quark or data is None:
-        return contextlib.nullcontext()
+) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Compile the program of calibration while equalization reads the data, as it changes weights alone.
+
+    Yields a function that waits for it. Where equalization takes no time, where samples come from the user's own code, or
+    where several processes compile a program together, nothing is compiled ahead.
+    """
+    given = data.data if isinstance(data, Pixels) else data
+    stored = isinstance(given, (str, os.PathLike, Mapping, Sequence, ImageFolder)) or hasattr(given, "__array__")
+    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1:
+        return _nothing()
     source = open_source(data, graph.inputs, seed=config.seed)
     return programs.meanwhile(lambda: compile_ahead(graph, source, config, mesh))
+
+
+def _nothing() -> contextlib.AbstractContextManager[Callable[[], None]]:
+    return contextlib.nullcontext(lambda: None)
 
 
 def save_stats(path: str | os.PathLike[str], stats: Stats, graph: Graph, config: QuantConfig) -> None:

@@ -71,7 +71,7 @@ def calibrate(
     Batches are split over `mesh`, by default over all local devices. `observers` adds statistics of your own.
     `like` puts candidates and bins where other statistics have them, so that both merge. With `checkpoint`,
     an interrupted run resumes from that file when it is started again, and ends with the same bytes. `reaches` are the
-    largest magnitudes of tensors where they are known already, which saves a look at the first samples.
+    largest magnitudes of tensors where they are about known already, which saves a look at the first samples.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
@@ -189,24 +189,25 @@ class _Step:
 
 
 def _used(places: Mapping[str, Place]) -> dict[str, Place]:
-    """What a program reads of places, in the types that JAX computes in."""
+    """The parts of places that a program reads, in the types that JAX computes in."""
     host = ("edges", "coarsest")
     return {name: {k: narrow(v) for k, v in place.items() if k not in host} for name, place in places.items()}
 
 
 def _places_for(step: _Step, reaches: Mapping[str, float]) -> dict[str, Place] | None:
-    """The places of candidates for the largest magnitudes of all tensors; None where they do not tell them.
+    """The places of candidates for tensors of about these largest magnitudes; None where they do not tell them all.
 
-    Candidates follow magnitudes alone, and have room for what rounding makes of a maximum; bins follow both ends.
+    Candidates follow magnitudes alone, where bins follow both ends of a range. They have room for one octave above; so they
+    are placed for half an octave less, and serve for half an octave more or less.
     """
-    placed = [o.extent for o in step.observers.values() if o.extent is not None]
-    whole = all(isinstance(o, ErrorTable) for o in step.observers.values() if o.extent is not None)
-    if not placed or not whole or not reaches.keys() >= step.observed.rows.keys():
+    placed = [o for o in step.observers.values() if o.extent is not None]
+    known = reaches.keys() >= step.observed.rows.keys()
+    if not placed or not known or not all(isinstance(o, ErrorTable) for o in placed):
         return None
     places: dict[str, Place] = {}
     for name, observer in step.observers.items():
         rows = [reaches[tensor] for tensor, counts in step.observed.rows.items() for _ in range(counts[name])]
-        high = np.array(rows, np.float64)
+        high = np.array(rows, np.float64) / np.sqrt(2)
         places[name] = _placed(observer, {"low": -high, "high": high})
     return places
 

@@ -9,6 +9,7 @@ own cache (see `cache`); these are the same on all processors of a kind.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -27,13 +28,27 @@ from jq.errors import Error
 from jq.util import cache, files
 from jq.util.digest import digest
 
-_Compiled = tuple[Callable[..., Any], Any]  # a program, and the shapes of its results
-
 LIMIT = 256 << 20  # bytes of all files; a program has some ten or hundred thousand
 _HEADER = 32  # bytes of a SHA-256
-_ready: dict[str, _Compiled] = {}  # what was compiled ahead and not asked for yet
-_here = threading.local()
+_shelves: list[dict[str, tuple[Executable, Any]]] = []  # what was compiled ahead and not asked for yet
+_here = threading.local()  # the shelf that this thread compiles for
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A program that is being compiled: a call waits for it."""
+
+    compiled: Future[Any]
+
+    def __call__(self, *given: Any) -> Any:
+        """The results, which may still be under way."""
+        return self.compiled.result()(*jax.tree.leaves(given))
+
+    @property
+    def text(self) -> str:
+        """The operations that XLA made of it."""
+        return str(self.compiled.result().as_text())
 
 
 def compiled(
@@ -42,7 +57,7 @@ def compiled(
     arguments: tuple[Any, ...],
     pool: ThreadPoolExecutor,
     options: dict[str, Any] | None,
-) -> _Compiled:
+) -> tuple[Executable, Any]:
     """Return the program of a function of trees of arrays, which the pool compiles, and the shapes of its results.
 
     `arguments` are its arguments or the like of them, `options` are for XLA. Without a key, and where JAX does not export
@@ -55,7 +70,7 @@ def compiled(
         return function(*jax.tree.unflatten(tree, given))
 
     exported, name = None, "" if key is None else digest(key, kinds(arguments), options, _circumstances())
-    if (ready := _ready.pop(name, None)) is not None:
+    if (ready := next(filter(None, (shelf.pop(name, None) for shelf in _shelves)), None)) is not None:
         return ready
     if name and cache.enabled() and jax.process_count() == 1:
         exported = _read(name) or _exported(name, traced, like)
@@ -64,50 +79,32 @@ def compiled(
         return exported.call(*given) if exported else traced(*given)
 
     lowered = jax.jit(program, compiler_options=options).lower(*like)
-    executable: Future[Any] = pool.submit(lowered.compile)
-
-    def run(*given: Any) -> Any:
-        return executable.result()(*jax.tree.leaves(given))
-
-    if name and getattr(_here, "ahead", False):
-        _ready[name] = run, lowered.out_info
-    return run, lowered.out_info
+    made = Executable(pool.submit(lowered.compile)), lowered.out_info
+    if name and (shelf := getattr(_here, "shelf", None)) is not None:
+        shelf[name] = made
+    return made
 
 
 @contextlib.contextmanager
-def ahead() -> Iterator[None]:
-    """Keep what this thread compiles for the first that asks for it, in whatever thread."""
-    _here.ahead = True
-    try:
-        yield
-    finally:
-        _here.ahead = False
+def meanwhile(compiling: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Run what compiles programs in another thread, for whoever asks for one of them in this block.
 
-
-@contextlib.contextmanager
-def meanwhile(compiling: Callable[[], None]) -> Iterator[None]:
-    """Compile in another thread what will be asked for behind this block, which then waits for it.
-
-    A failure says nothing: who asks for the program will meet it.
+    Yields a function that waits for the thread. Its failure says nothing: who asks for the program meets it again.
     """
+    shelf: dict[str, tuple[Executable, Any]] = {}
 
     def run() -> None:
-        with contextlib.suppress(Exception), ahead():
+        _here.shelf = shelf
+        with contextlib.suppress(Exception):
             compiling()
 
     thread = threading.Thread(target=run, name="jq-ahead", daemon=True)
     thread.start()
+    _shelves.append(shelf)
     try:
-        yield
-        thread.join()
-    except BaseException:
-        _ready.clear()  # nobody will ask
-        raise
-
-
-def forget() -> None:
-    """Drop what was compiled ahead and never asked for."""
-    _ready.clear()
+        yield thread.join
+    finally:
+        _shelves[:] = [other for other in _shelves if other is not shelf]
 
 
 def kinds(arguments: Any) -> tuple[Any, ...]:

@@ -70,7 +70,10 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equalized:
-    """A graph with equalized channels, and the largest magnitudes of its tensors on the data, as far as they were seen."""
+    """A graph with equalized channels, and the largest magnitudes of its tensors on the data, as far as they were seen.
+
+    They are those of the network whose Clips cut where they did before, so that they differ from its own by some percent.
+    """
 
     graph: Graph
     reaches: Mapping[str, float] = dataclasses.field(default_factory=dict)

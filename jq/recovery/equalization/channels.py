@@ -32,7 +32,7 @@ _KINDS = ("over", "beyond", "reach", "total", "squares", "active")
 _OF_CLIPS = ("over", "beyond")
 _NEAR = 1 << 17  # elements of a tensor that fits the nearer caches
 _PIECE = 1024  # elements of a piece, whose sums stay in the nearest one
-_TOGETHER = (4, 7, 5, 6, 3)  # pieces that are added up at a time
+_TOGETHER = (2, 3)  # pieces that are added up at a time
 _HUGE = np.float32(1e38)  # times which any value but zero is more than 1
 
 
