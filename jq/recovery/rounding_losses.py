@@ -25,7 +25,7 @@ from jq.plan import Plan, QParams
 from jq.readings.runtime import onnxruntime_reading
 from jq.recovery.bias_correction import shift_through
 
-_ELEMENTS = 1 << 16  # of a tensor that are kept of a sample
+_ELEMENTS = 1 << 15  # of a tensor that are kept of a sample
 _HIDDEN = 30.0  # below the largest of a row, a softmax gives less than 1e-13
 _LEAK = 12.0  # and of what a mask has set so far below, this much must be left
 

@@ -32,6 +32,8 @@ LIMIT = 256 << 20  # bytes of all files; a program has some ten or hundred thous
 _HEADER = 32  # bytes of a SHA-256
 _shelves: list[dict[str, tuple[Executable, Any]]] = []  # what was compiled ahead and not asked for yet
 _here = threading.local()  # the shelf that this thread compiles for
+# Python runs one thread at a time: two that trace by turns would both keep the compiler waiting to the end.
+_turn = threading.RLock()
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
 
 
@@ -72,13 +74,14 @@ def compiled(
     exported, name = None, "" if key is None else digest(key, kinds(arguments), options, _circumstances())
     if (ready := next(filter(None, (shelf.pop(name, None) for shelf in _shelves)), None)) is not None:
         return ready
-    if name and cache.enabled() and jax.process_count() == 1:
-        exported = _read(name) or _exported(name, traced, like)
 
     def program(*given: Any) -> Any:  # so it is called in JAX's log
         return exported.call(*given) if exported else traced(*given)
 
-    lowered = jax.jit(program, compiler_options=options).lower(*like)
+    with _turn:
+        if name and cache.enabled() and jax.process_count() == 1:
+            exported = _read(name) or _exported(name, traced, like)
+        lowered = jax.jit(program, compiler_options=options).lower(*like)
     made = Executable(pool.submit(lowered.compile)), lowered.out_info
     if name and (shelf := getattr(_here, "shelf", None)) is not None:
         shelf[name] = made
