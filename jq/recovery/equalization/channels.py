@@ -160,8 +160,8 @@ def _sums(bound: float | None, value: Any) -> Sums:
     """
     array = channels_last(value).astype(jnp.float32)
     x = array.reshape(-1, array.shape[-1])
-    if x.size <= _NEAR:
-        sums = {k: v.sum(0) for k, v in _terms(bound, x).items()}
+    if 0 < x.size <= _NEAR:
+        sums = {k: v.sum(0) for k, v in _terms(bound, x, _cut_at_one).items()}
         reach = jnp.maximum(x.max(0), -x.min(0) if bound is None else 0)
     else:
         together, length = _pieces(*x.shape)
@@ -171,11 +171,11 @@ def _sums(bound: float | None, value: Any) -> Sums:
             sums, reach = state
             for i in range(together):
                 piece = lax.dynamic_slice(x, ((index * together + i) * length, 0), (length, x.shape[1]))
-                sums = {k: sums[k] + v for k, v in _terms(bound, piece).items()}
+                sums = {k: sums[k] + v for k, v in _terms(bound, piece, _is_there).items()}
                 reach = jnp.maximum(reach, jnp.abs(piece) if bound is None else piece)
             return sums, reach
 
-        none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), x[:length]))
+        none = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda v: _terms(bound, v, _is_there), x[:length]))
         by_row, rows = lax.fori_loop(0, len(x) // (together * length), step, (none, jnp.zeros((length, x.shape[1]))))
         sums, reach = {k: v.sum(0) for k, v in by_row.items()}, rows.max(0)
     pixels = jnp.full(1, array.size / array.shape[-1], jnp.float32)
@@ -189,17 +189,23 @@ def _pieces(count: int, width: int) -> tuple[int, int]:
     return together, next((n for n in range(most, 0, -1) if count % (together * n) == 0), most)
 
 
-def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
-    """The terms of the sums, elementwise.
-
-    Of products, differences and extremes alone, as the library takes them: so what is not zero is counted by scaling it
-    so far up that it is cut at 1.
-    """
+def _terms(bound: float | None, x: jax.Array, count: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
+    """The terms of the sums, elementwise, of which the library takes products, differences and extremes."""
     if bound is None:
-        return {"total": x, "squares": jnp.square(x), "active": jnp.minimum(jnp.abs(x) * _HUGE, 1)}
+        return {"total": x, "squares": jnp.square(x), "active": count(jnp.abs(x))}
     over = {"over": jnp.maximum(x - bound, 0), "beyond": jnp.square(jnp.maximum(x, bound) - bound)}
     x = jnp.clip(x, 0, bound)
-    return over | {"total": x, "squares": jnp.square(x), "active": jnp.minimum(x * _HUGE, 1)}
+    return over | {"total": x, "squares": jnp.square(x), "active": count(x)}
+
+
+def _is_there(x: jax.Array) -> jax.Array:
+    """1 for what is more than zero."""
+    return (x > 0).astype(jnp.float32)
+
+
+def _cut_at_one(x: jax.Array) -> jax.Array:
+    """The same without a comparison, which the library does not take: scaled so far up that it is cut at 1."""
+    return jnp.minimum(x * _HUGE, 1)
 
 
 def _merged(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
