@@ -33,7 +33,6 @@ _OF_CLIPS = ("over", "beyond")
 _NEAR = 1 << 17  # elements of a tensor that fits the nearer caches
 _PIECE = 1024  # elements of a piece, whose sums stay in the nearest one
 _TOGETHER = (2, 3)  # pieces that are added up at a time
-_HUGE = np.float32(1e38)  # times which any value but zero is more than 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,27 +158,26 @@ def _sums(bound: float | None, value: Any) -> Sums:
     once for them, and reduced last. For each shape that is a kernel for each sum, of 20 ms to compile.
     """
     array = channels_last(value).astype(jnp.float32)
-    x = array.reshape(-1, array.shape[-1])
-    if 0 < x.size <= _NEAR:
-        sums = {k: v.sum(0) for k, v in _terms(bound, x, _cut_at_one).items()}
-        reach = jnp.maximum(x.max(0), -x.min(0) if bound is None else 0)
-    else:
-        together, length = _pieces(*x.shape)
-        x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))  # zeros change no sum
-
-        def step(index: jax.Array, state: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
-            sums, reach = state
-            for i in range(together):
-                piece = lax.dynamic_slice(x, ((index * together + i) * length, 0), (length, x.shape[1]))
-                sums = {k: sums[k] + v for k, v in _terms(bound, piece, _is_there).items()}
-                reach = jnp.maximum(reach, jnp.abs(piece) if bound is None else piece)
-            return sums, reach
-
-        none = jax.tree.map(jnp.zeros_like, jax.eval_shape(lambda v: _terms(bound, v, _is_there), x[:length]))
-        by_row, rows = lax.fori_loop(0, len(x) // (together * length), step, (none, jnp.zeros((length, x.shape[1]))))
-        sums, reach = {k: v.sum(0) for k, v in by_row.items()}, rows.max(0)
     pixels = jnp.full(1, array.size / array.shape[-1], jnp.float32)
-    return sums | {"reach": reach, "pixels": pixels}
+    rows = functools.partial(jnp.reshape, shape=(-1, array.shape[-1]))
+    if 0 < array.size <= _NEAR:
+        terms, reach = _library_terms(rows(array), None if bound is None else rows(jnp.clip(array, 0, bound)))
+        return {k: v.sum(0) for k, v in terms.items()} | {"reach": reach.max(0), "pixels": pixels}
+    x = rows(array)
+    together, length = _pieces(*x.shape)
+    x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))  # zeros change no sum
+
+    def step(index: jax.Array, state: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+        sums, reach = state
+        for i in range(together):
+            piece = lax.dynamic_slice(x, ((index * together + i) * length, 0), (length, x.shape[1]))
+            sums = {k: sums[k] + v for k, v in _terms(bound, piece).items()}
+            reach = jnp.maximum(reach, jnp.abs(piece) if bound is None else piece)
+        return sums, reach
+
+    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), x[:length]))
+    by_row, most = lax.fori_loop(0, len(x) // (together * length), step, (none, jnp.zeros((length, x.shape[1]))))
+    return {k: v.sum(0) for k, v in by_row.items()} | {"reach": most.max(0), "pixels": pixels}
 
 
 def _pieces(count: int, width: int) -> tuple[int, int]:
@@ -189,23 +187,29 @@ def _pieces(count: int, width: int) -> tuple[int, int]:
     return together, next((n for n in range(most, 0, -1) if count % (together * n) == 0), most)
 
 
-def _terms(bound: float | None, x: jax.Array, count: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
-    """The terms of the sums, elementwise, of which the library takes products, differences and extremes."""
-    if bound is None:
-        return {"total": x, "squares": jnp.square(x), "active": count(jnp.abs(x))}
-    over = {"over": jnp.maximum(x - bound, 0), "beyond": jnp.square(jnp.maximum(x, bound) - bound)}
-    x = jnp.clip(x, 0, bound)
-    return over | {"total": x, "squares": jnp.square(x), "active": count(x)}
+def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
+    """The terms of the sums, elementwise."""
+    terms = {}
+    if bound is not None:
+        over = jnp.maximum(x - bound, 0)
+        terms = {"over": over, "beyond": jnp.square(over)}
+        x = jnp.clip(x, 0, bound)
+    return terms | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
 
 
-def _is_there(x: jax.Array) -> jax.Array:
-    """1 for what is more than zero."""
-    return (x > 0).astype(jnp.float32)
+def _library_terms(x: jax.Array, clipped: jax.Array | None) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The same terms, and the magnitude, in the form in which the library reduces them as it computes them.
 
-
-def _cut_at_one(x: jax.Array) -> jax.Array:
-    """The same without a comparison, which the library does not take: scaled so far up that it is cut at 1."""
-    return jnp.minimum(x * _HUGE, 1)
+    It takes products, differences and extremes that nothing else reads: where two sums have a part in common, or both
+    compare with a number, that part is a tensor to write and a kernel to compile. So zero is what less itself is left.
+    """
+    if clipped is None:
+        terms = {"total": x, "squares": jnp.square(x), "active": jnp.abs(jnp.sign(x))}
+        return terms, jnp.maximum(x, -x)
+    over, under = x - clipped, clipped - x
+    terms = {"over": jnp.maximum(over, over - over), "beyond": jnp.square(jnp.minimum(under, under - under))}
+    terms |= {"total": clipped, "squares": jnp.square(clipped), "active": jnp.sign(clipped)}
+    return terms, jnp.maximum(x, clipped)
 
 
 def _merged(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:
