@@ -30,7 +30,7 @@ from jq.recovery.equalization.groups import Groups
 Sums = dict[str, Any]  # arrays by kind
 _KINDS = ("over", "beyond", "reach", "total", "squares", "active")
 _OF_CLIPS = ("over", "beyond")
-_NEAR = 1 << 17  # elements of a tensor that fits the nearer caches
+_NEAR = 1 << 16  # elements of a tensor that fits the nearer caches
 _PIECE = 1024  # elements of a piece, whose sums stay in the nearest one
 _TOGETHER = (2, 3)  # pieces that are added up at a time
 
