@@ -159,13 +159,14 @@ def _sums(bound: float | None, value: Any) -> Sums:
     """
     array = channels_last(value).astype(jnp.float32)
     pixels = jnp.full(1, array.size / array.shape[-1], jnp.float32)
+    array = array if array.size else jnp.zeros((1, array.shape[-1]))  # zeros change no sum
     rows = functools.partial(jnp.reshape, shape=(-1, array.shape[-1]))
-    if 0 < array.size <= _NEAR:
+    if array.size <= _NEAR:
         terms, reach = _library_terms(rows(array), None if bound is None else rows(jnp.clip(array, 0, bound)))
         return {k: v.sum(0) for k, v in terms.items()} | {"reach": reach.max(0), "pixels": pixels}
     x = rows(array)
     together, length = _pieces(*x.shape)
-    x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))  # zeros change no sum
+    x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))
 
     def step(index: jax.Array, state: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
         sums, reach = state
@@ -201,13 +202,15 @@ def _library_terms(x: jax.Array, clipped: jax.Array | None) -> tuple[dict[str, j
     """The same terms, and the magnitude, in the form in which the library reduces them as it computes them.
 
     It takes products, differences and extremes that nothing else reads: where two sums have a part in common, or both
-    compare with a number, that part is a tensor to write and a kernel to compile. So zero is what less itself is left.
+    compare with a number, that part is a tensor to write and a kernel to compile. So zero is a value less itself.
     """
     if clipped is None:
         terms = {"total": x, "squares": jnp.square(x), "active": jnp.abs(jnp.sign(x))}
         return terms, jnp.maximum(x, -x)
-    over, under = x - clipped, clipped - x
-    terms = {"over": jnp.maximum(over, over - over), "beyond": jnp.square(jnp.minimum(under, under - under))}
+    terms = {
+        "over": jnp.maximum(x - clipped, clipped - clipped),
+        "beyond": jnp.square(clipped + jnp.minimum(-x, -clipped)),
+    }
     terms |= {"total": clipped, "squares": jnp.square(clipped), "active": jnp.sign(clipped)}
     return terms, jnp.maximum(x, clipped)
 
