@@ -58,6 +58,7 @@ from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files, programs
 from jq.util.digest import digest
+from jq.util.memory import release
 from jq.util.progress import log
 from jq.version import __version__
 
@@ -202,6 +203,7 @@ def calibrated(
     if key not in known:
         known[key] = equalized_and_measured(graph, data, config, mesh, saved)
     graph, stats = known[key]
+    release()
     made = guarded(graph, stats, config, data)
     fitted = fitted_bounds(graph, made.plan, config, data)
     if fitted.graph is not graph:
@@ -226,6 +228,7 @@ def equalized_and_measured(
             made = equalized(graph, config, data)
             log.info("equalized" if made.graph is not graph else "equalization changed nothing")
             graph, reaches = made.graph, made.reaches
+            release()  # what a pass over the data leaves is more than the rest needs
         if not config.calibrates:
             return graph, None
         if saved is not None:

@@ -97,7 +97,7 @@ class Stream:
             head = self.traced(self.source.head)
             return jax.eval_shape(lambda given, inputs: fn(given, {**inputs, **self.known}), arguments, head)
 
-    def like(self) -> tuple[Sample, Any]:
+    def like(self) -> tuple[dict[str, Any], Any]:
         """The shapes and types of what a program gets of a batch, where all samples are like the first."""
         head, split = self.traced(self.source.head), divided(self.mesh)
 

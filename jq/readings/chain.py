@@ -33,6 +33,7 @@ from jq.readings.patterns import Pattern, cuts, pattern_of, sample_bytes
 from jq.readings.tracing import AnyOrder, Tap, tapped, trace
 from jq.util import programs
 from jq.util.digest import digest
+from jq.util.memory import release
 
 State = Any  # a tree of arrays
 
@@ -217,6 +218,7 @@ class Chain:
                 made.append(program)
                 on = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=split), on)
                 values |= {name: on[piece.names[name]] for name in piece.outputs}
+        release()  # a program in the making takes more than all that it will compute on
         return made
 
     def _program(self, piece: Piece, key: str, given: Any, pool: ThreadPoolExecutor) -> tuple[Program, Any]:
