@@ -72,4 +72,5 @@ def _orders(graph: Graph, params: Mapping[str, Array]) -> dict[str, tuple[int, .
             if name in params:
                 order = read_order(graph, node, name, np.ndim(params[name])) if reads == 1 else None
                 orders.setdefault(name, set()).add(order)
-    return {name: next(iter(found)) if len(found := orders.get(name, {None})) == 1 else None for name in params}
+    alone = {name: next(iter(own)) for name, own in orders.items() if len(own) == 1}
+    return {name: alone.get(name) for name in params}
