@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from onnx import ModelProto
 
-from jq.calibration.calibrate import calibrate
+from jq.calibration.calibrate import calibrate, compile_ahead
 from jq.calibration.stats import Stats
 from jq.calibration.stats import read as read_stats
 from jq.calibration.stats import write as write_stats
 from jq.config import QuantConfig, presets, resolve
-from jq.data.sources import calibration_samples, preprocessing_of
+from jq.data.images import ImageFolder
+from jq.data.preprocessing import Pixels
+from jq.data.sources import calibration_samples, open_source, preprocessing_of
 from jq.errors import DataError, ModelError
 from jq.evidence.compare import name_of
 from jq.evidence.layers import CHIP, layers_of
@@ -48,13 +52,14 @@ from jq.readings.diagnosis import blames_model
 from jq.recovery.bias_correction import correct_biases, shifts_of_tails
 from jq.recovery.bounds import BoundChoice, bound_choice, fitted_bounds, without_clips
 from jq.recovery.checkpoint import Progress
-from jq.recovery.equalization import equalize
+from jq.recovery.equalization import equalized
 from jq.recovery.finetuning import check_roundings, finetune, tuned
 from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
-from jq.util import files
+from jq.util import files, programs
 from jq.util.digest import digest
 from jq.util.mapped import all_like, release
+from jq.util.memory import trim
 from jq.util.progress import log
 from jq.version import __version__
 
@@ -203,6 +208,7 @@ def calibrated(
     if key not in known:
         known[key] = equalized_and_measured(graph, data, config, mesh, saved)
     graph, stats = known[key]
+    trim()
     made = guarded(graph, stats, config, data)
     fitted = fitted_bounds(graph, made.plan, config, data)
     if fitted.graph is not graph:
@@ -220,14 +226,40 @@ def equalized_and_measured(
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> tuple[Graph, Stats | None]:
     """Return a prepared graph equalized, and its statistics: those in the file `saved`, or of a pass over the data."""
-    if config.cle:
-        before, graph = graph, equalize(graph, config, data)
-        log.info("equalized" if graph is not before else "equalization changed nothing")
-    if not config.calibrates:
-        return graph, None
-    if saved is not None:
-        return graph, _saved_stats(saved, graph, config)
-    return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint)
+    measures = config.calibrates and saved is None
+    with _calibration_ahead(graph, data, config, mesh) if measures and config.cle else _nothing() as wait:
+        reaches: Mapping[str, float] = {}
+        if config.cle:
+            made = equalized(graph, config, data)
+            log.info("equalized" if made.graph is not graph else "equalization changed nothing")
+            graph, reaches = made.graph, made.reaches
+            trim()  # what a pass over the data leaves is more than the rest needs
+        if not config.calibrates:
+            return graph, None
+        if saved is not None:
+            return graph, _saved_stats(saved, graph, config)
+        wait()
+        return graph, calibrate(graph, data, config, mesh=mesh, checkpoint=checkpoint, reaches=reaches)
+
+
+def _calibration_ahead(
+    graph: Graph, data: Any, config: QuantConfig, mesh: Mesh | None
+) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Compile the program of calibration while equalization reads the data, as it changes weights alone.
+
+    Yields a function that waits for it. Where equalization takes no time, where samples come from the user's own code, or
+    where several processes compile a program together, nothing is compiled ahead.
+    """
+    given = data.data if isinstance(data, Pixels) else data
+    stored = isinstance(given, (str, os.PathLike, Mapping, Sequence, ImageFolder)) or hasattr(given, "__array__")
+    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1:
+        return _nothing()
+    source = open_source(data, graph.inputs, seed=config.seed)
+    return programs.meanwhile(lambda: compile_ahead(graph, source, config, mesh))
+
+
+def _nothing() -> contextlib.AbstractContextManager[Callable[[], None]]:
+    return contextlib.nullcontext(lambda: None)
 
 
 def save_stats(path: str | os.PathLike[str], stats: Stats, graph: Graph, config: QuantConfig) -> None:

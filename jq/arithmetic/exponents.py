@@ -6,6 +6,7 @@ of the candidate's scale, so that no square overflows or vanishes; `least_square
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ Array = Any  # numpy or jax
 MINMSE = (1, 0, -1, -2, -3)  # Quark's five candidates, from the exponent of the range
 NEIGHBOURS = (-2, -1, 1, 2)  # compared with an exponent that a plan has
 LONGEST = 4096  # elements that are accumulated at a time
+# Of which the sizes of many tensors are multiples: images of 224 pixels and their halves, of powers of two, of 640.
+# XLA compiles a kernel for each length.
+_LENGTHS = (3136, 4096, 3200, 3072)
 
 
 def base_exponent(low: Array, high: Array, grid: Integer) -> np.ndarray:
@@ -67,20 +71,18 @@ def residual(steps: Array, least: Array, most: Array) -> Array:
 
 
 class ErrorSums(NamedTuple):
-    """Sums over a tensor at each candidate [K], and the tensor's range."""
+    """Sums over a tensor at each candidate [K]."""
 
     total: Array  # of the residuals
     square: Array  # of their squares
-    reach: Array  # [2]: the largest of the negated values, and of the values
 
     def merged(self, other: ErrorSums) -> ErrorSums:
         """The sums over both parts of a tensor."""
-        total, square = self.total + other.total, self.square + other.square
-        return ErrorSums(total, square, jnp.maximum(self.reach, other.reach))
+        return ErrorSums(self.total + other.total, self.square + other.square)
 
     def reduced(self) -> ErrorSums:
         """The sums over the last axis."""
-        return ErrorSums(self.total.sum(-1), self.square.sum(-1), self.reach.max(-1))
+        return ErrorSums(self.total.sum(-1), self.square.sum(-1))
 
 
 def error_sums(
@@ -114,21 +116,21 @@ def error_sums(
         if behind is not None:
             for end, beyond in ((low, piece * inverse < least), (high, piece * inverse > most)):
                 errors = jnp.where(beyond, (slope[1] - end) * inverse, errors)
-        return ErrorSums(errors, jnp.square(errors), piece * signs)
+        return ErrorSums(errors, jnp.square(errors))
 
     def step(index: Array, state: ErrorSums) -> ErrorSums:
         pieces = (lax.dynamic_slice(v.reshape(-1), (index * length,), (length,)) for v in arrays)
         return state.merged(terms(*pieces))
 
-    # One array for both ends: two vectors and their reductions make a small network's calibration a third slower.
-    signs, zeros, count = jnp.array([[-1.0], [1.0]]), jnp.zeros((inverse.size, length)), x.size // length
-    none = ErrorSums(zeros, zeros, jnp.full((2, length), -jnp.inf))
-    sums = lax.fori_loop(0, count, step, none).reduced()  # a scan over numbers is one kernel more to compile
+    zeros, count = jnp.zeros((inverse.size, length)), x.size // length
+    # A scan over numbers is one kernel more to compile.
+    sums = lax.fori_loop(0, count, step, ErrorSums(zeros, zeros)).reduced()
     rest = [v.reshape(-1)[count * length :] for v in arrays]
     return sums.merged(terms(*rest).reduced()) if rest[0].size else sums
 
 
 def _piece(size: int) -> int:
-    """The length of the pieces that a tensor is cut into: one that leaves no rest, if that can be."""
+    """The length of the pieces that a tensor is cut into: one that leaves no rest, if that can be, and that others have."""
     longest = min(size, LONGEST)
-    return next((n for n in range(longest, LONGEST // 4, -1) if size % n == 0), longest)
+    known = (n for n in _LENGTHS if size % n == 0)
+    return next(itertools.chain(known, (n for n in range(longest, LONGEST // 4, -1) if size % n == 0)), longest)

@@ -36,15 +36,15 @@ from jq.calibration.observed import (
     observed_tensors,
     observers_of,
 )
-from jq.calibration.observers import HistogramObserver, Observer, Place, State, wide
+from jq.calibration.observers import ErrorTable, HistogramObserver, Observer, Place, State, wide
 from jq.calibration.stats import Stats, read, write
 from jq.config import QuantConfig, resolve
-from jq.data.sources import fingerprint, open_source
+from jq.data.sources import Source, fingerprint, open_source
 from jq.data.stream import Batch, Stream, concurrently, devices_of, local_mesh, narrow, shares
 from jq.errors import DataError, ModelError
 from jq.graph import Graph
 from jq.readings.data_shapes import traceable
-from jq.readings.packing import pack
+from jq.readings.packing import like_packed, pack
 from jq.readings.tracing import trace
 from jq.util.digest import digest
 from jq.util.progress import progress_bar
@@ -63,6 +63,7 @@ def calibrate(
     observers: Mapping[str, Observer] | None = None,
     like: Stats | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    reaches: Mapping[str, float] | None = None,
 ) -> Stats:
     """Return the statistics of every tensor of the graph that `config` needs, from one streaming pass.
 
@@ -70,7 +71,8 @@ def calibrate(
     of stacked arrays, a path to `.npz`, `.npy` or a folder of images or arrays, or None for random data.
     Batches are split over `mesh`, by default over all local devices. `observers` adds statistics of your own.
     `like` puts candidates and bins where other statistics have them, so that both merge. With `checkpoint`,
-    an interrupted run resumes from that file when it is started again, and ends with the same bytes.
+    an interrupted run resumes from that file when it is started again, and ends with the same bytes. `reaches` are the
+    largest magnitudes of tensors where they are about known already, which saves a look at the first samples.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))
@@ -84,15 +86,12 @@ def calibrate(
             f"input {empty} has no elements, so there is nothing to calibrate; give it other dims, or free ones"
         )
     source = open_source(data, graph.inputs, seed=config.seed)
-    outputs = tuple(v.name for v in graph.outputs)
-    focused = focused_tensors(graph, config)
-    own = observers_of(config, linear_inputs(graph), formed_inputs(graph), outputs, focused, again=source.again)
-    wanted = own | dict(observers or {}) if like is None else like.observers
-    stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or _devices(graph))
-    step = _Step(Observed.of(graph, observed_tensors(graph, config), wanted, stream), stream)
-    keeper = _Keeper()
+    step = _Step.of(graph, config, source, mesh, like.observers if like is not None else None, observers or {})
+    stream, keeper = step.stream, _Keeper()
     if checkpoint:
-        identity = digest(fingerprint(source), wanted, step.observed.rows, stream.size, jax.__version__, graph)
+        identity = digest(
+            fingerprint(source), dict(step.observers), step.observed.rows, stream.size, jax.__version__, graph
+        )
         processes = {device.process_index for device in stream.mesh.devices.flat}
         keeper = _Keeper(Path(checkpoint), identity, shared=len(processes) > 1)
     stats = keeper.resume()
@@ -100,7 +99,8 @@ def calibrate(
     with progress_bar("calibrate", source.length) as progress, contextlib.closing(begun):
         batches: Iterator[Batch] = begun
         if stats is None:
-            places, batches = (like.places, begun) if like is not None else _places(step, begun)
+            known = like.places if like is not None else _places_for(step, reaches or {})
+            places, batches = (known, begun) if known is not None else _places(step, begun)
             stats = step.fresh(config, places)
         else:
             step = step.observing(stats.observers)  # some may have grown
@@ -121,6 +121,13 @@ def calibrate(
     return stats
 
 
+def compile_ahead(graph: Graph, source: Source, config: QuantConfig, mesh: Mesh | None = None) -> None:
+    """Compile the program of a calibration on samples like a source's first one, which alone is looked at."""
+    step = _Step.of(traceable(graph), config, source, mesh)
+    if not step.stream.wide:
+        step.compile()
+
+
 def _devices(graph: Graph) -> Mesh:
     """All local devices; one, where those of a CPU would each hold a copy of large weights in the same memory."""
     size = sum(a.nbytes for a in graph.params.values())
@@ -134,6 +141,33 @@ class _Step:
     observed: Observed
     stream: Stream
 
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        config: QuantConfig,
+        source: Source,
+        mesh: Mesh | None,
+        observers: Mapping[str, Observer] | None = None,
+        more: Mapping[str, Observer] = {},
+    ) -> _Step:
+        """The step for these observers, by default those that a config needs, and more."""
+        if observers is None:
+            outputs, focused = tuple(v.name for v in graph.outputs), focused_tensors(graph, config)
+            own = observers_of(config, linear_inputs(graph), formed_inputs(graph), outputs, focused, again=source.again)
+            observers = own | dict(more)
+        stream = Stream.of(source, config.batch, trace(graph), mesh=mesh or _devices(graph))
+        return cls(Observed.of(graph, observed_tensors(graph, config), observers, stream), stream)
+
+    def compile(self) -> None:
+        """Compile the program for a batch."""
+        places = {
+            n: o.place(np.zeros(self.observed.count(n)), np.ones(self.observed.count(n)))
+            for n, o in self.observers.items()
+        }
+        arguments = like_packed(self.observed.graph, self.stream.mesh), self.observed.by_tensor(_used(places))
+        self.observed.program(self.stream).compiled(arguments, *self.stream.like())
+
     @property
     def observers(self) -> Mapping[str, Observer]:
         """The observers by name."""
@@ -146,12 +180,8 @@ class _Step:
 
     def __call__(self, batch: Batch, places: Mapping[str, Place]) -> States:
         """The batch's states; a DataError if a tensor has NaN or Inf."""
-        used = {
-            name: {k: narrow(v) for k, v in place.items() if k not in ("edges", "coarsest")}
-            for name, place in places.items()
-        }
         program = self.observed.program(self.stream)
-        arguments = self._params, self.observed.by_tensor(used)
+        arguments = self._params, self.observed.by_tensor(_used(places))
         made = shares(self.stream.run(program, arguments, batch), self.stream.mesh)
         states = functools.reduce(self._merged, map(self.observed.joined, made))
         _check_finite(self.observed, states, batch)
@@ -168,6 +198,30 @@ class _Step:
     @functools.cached_property
     def _params(self) -> Mapping[str, Any]:
         return pack(self.observed.graph, mesh=self.stream.mesh)
+
+
+def _used(places: Mapping[str, Place]) -> dict[str, Place]:
+    """The parts of places that a program reads, in the types that JAX computes in."""
+    host = ("edges", "coarsest")
+    return {name: {k: narrow(v) for k, v in place.items() if k not in host} for name, place in places.items()}
+
+
+def _places_for(step: _Step, reaches: Mapping[str, float]) -> dict[str, Place] | None:
+    """The places of candidates for tensors of about these largest magnitudes; None where they do not tell them all.
+
+    Candidates follow magnitudes alone, where bins follow both ends of a range. They have room for one octave above; so they
+    are placed for half an octave less, and serve for half an octave more or less.
+    """
+    placed = [o for o in step.observers.values() if o.extent is not None]
+    known = reaches.keys() >= step.observed.rows.keys()
+    if not placed or not known or not all(isinstance(o, ErrorTable) for o in placed):
+        return None
+    places: dict[str, Place] = {}
+    for name, observer in step.observers.items():
+        rows = [reaches[tensor] for tensor, counts in step.observed.rows.items() for _ in range(counts[name])]
+        high = np.array(rows, np.float64) / np.sqrt(2)
+        places[name] = _placed(observer, {"low": -high, "high": high})
+    return places
 
 
 def _places(step: _Step, batches: Iterator[Batch]) -> tuple[dict[str, Place], Iterator[Batch]]:

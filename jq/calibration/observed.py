@@ -33,7 +33,7 @@ from jq.calibration.observers import (
 )
 from jq.config import QuantConfig
 from jq.data.arrays import Sample
-from jq.data.stream import Program, Stream
+from jq.data.stream import Stream
 from jq.errors import ConfigError
 from jq.graph import Graph, Node
 from jq.npu.rewrites.activations import sigmoids
@@ -183,16 +183,13 @@ class Observed:
         ends = list(itertools.accumulate(rows[observer] for rows in self.rows.values()))
         return list(self.rows)[bisect.bisect_right(ends, row)]
 
-    def program(self, stream: Stream) -> Program:
+    def program(self, stream: Stream) -> Chain:
         """The compiled program; the next calibration of the same graph finds it again."""
         key = tuple(self.observers.items()), self._rows_of_tensors, digest(stream.known), stream.mesh
         programs = self.graph.programs
         if key not in programs:
-            # The widest vectors make the error table, which is all arithmetic, a fifth faster and nothing slower.
-            on_cpu = stream.mesh.devices.flat[0].platform == "cpu"
-            options = {"xla_cpu_prefer_vector_width": 512} if on_cpu else None
             watcher = _ObserverWatcher(self.observers, self._rows_of_tensors)
-            programs[key] = Chain.of(self.graph, watcher, stream, options)
+            programs[key] = Chain.of(self.graph, watcher, stream)
             for oldest in list(programs)[:-_KEPT]:
                 del programs[oldest]
         return programs[key]

@@ -295,8 +295,9 @@ class ErrorTable(Observer):
         if not x.size:
             return self.init(1, place)
         sums = error_sums(x, *(place[k][0] for k in ("inverse", "least", "most")))
+        # A range of its own: XLA's library reduces the tensor as it lies, in a tenth of the time of the table.
         count = jnp.full(1, x.size, jnp.int32)
-        return {"low": -sums.reach[:1], "high": sums.reach[1:], "count": count, "sums": sums.square[None]}
+        return self.extent.observe(x, place) | {"count": count, "sums": sums.square[None]}
 
     def merge(self, a: State, b: State) -> State:
         return self.extent.merge(a, b) | {k: a[k] + b[k] for k in ("count", "sums")}

@@ -97,6 +97,15 @@ class Stream:
             head = self.traced(self.source.head)
             return jax.eval_shape(lambda given, inputs: fn(given, {**inputs, **self.known}), arguments, head)
 
+    def like(self) -> tuple[dict[str, Any], Any]:
+        """The shapes and types of what a program gets of a batch, where all samples are like the first."""
+        head, split = self.traced(self.source.head), divided(self.mesh)
+
+        def batch(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.size, *shape), dtype, sharding=split)
+
+        return {k: batch(v.shape, v.dtype) for k, v in head.items()}, batch((), np.int32)
+
     def batches(self, skip: int = 0) -> Generator[Batch, None, None]:
         """Yield the batches without the first `skip` samples; a DataError if no sample is there."""
         with contextlib.closing(batches(self.source, self.size, skip=skip)) as stream:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from onnx import ModelProto
 
@@ -67,7 +69,8 @@ def _loss(graph: Graph, name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]
     kind = kind_of_scores(graph, name, pairs[0][0].shape)
     if not kind:
         return OutputLoss(name, kept)
-    apart = np.array([distances(kind, x, y) for x, y in pairs])
+    compared = jax.jit(functools.partial(distances, kind))  # one program, not one for each of its operations
+    apart = np.array([compared(x, y) for x, y in pairs])
     divergence, other = apart.mean(axis=0)
     return OutputLoss(name, kept, 1 - float(other), float(divergence), few=len(pairs))
 

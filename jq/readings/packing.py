@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jq.arithmetic.layout import packed, weight_order
+from jq.arithmetic.layout import Packed, packed, weight_order
 from jq.data.stream import replicated
 from jq.graph import Graph, Node
 from jq.ops.table import lookup
@@ -43,16 +43,35 @@ def pack(graph: Graph, params: Mapping[str, Array] | None = None, mesh: Mesh | N
     >>> fn, params = jq.trace(graph), jq.pack(graph)
     """
     params = graph.params if params is None else params
-    where = None if mesh is None else replicated(mesh)
+    where, orders = None if mesh is None else replicated(mesh), _orders(graph, params)
+
+    def place(name: str, array: Array) -> Any:
+        order = orders[name]
+        return jax.device_put(array, where) if order is None else packed(array, order, where)
+
+    return {name: place(name, array) for name, array in one_by_one(params)}
+
+
+def like_packed(graph: Graph, mesh: Mesh) -> dict[str, Any]:
+    """Return the shapes and types of a graph's packed params on a mesh."""
+    where, orders = replicated(mesh), _orders(graph, graph.params)
+
+    def like(name: str, array: Array) -> Any:
+        order, kind = orders[name], jax.dtypes.canonicalize_dtype(array.dtype)
+        shape = array.shape if order is None else tuple(array.shape[i] for i in order)
+        struct = jax.ShapeDtypeStruct(shape, kind, sharding=where)
+        return struct if order is None else Packed(struct, order)
+
+    return {name: like(name, array) for name, array in graph.params.items()}
+
+
+def _orders(graph: Graph, params: Mapping[str, Array]) -> dict[str, tuple[int, ...] | None]:
+    """The order in which each of the params is packed; None for one that stays as it is."""
     orders: dict[str, set[tuple[int, ...] | None]] = {name: {None} for name in graph.output_names}
     for node in graph.walk():
         for name, reads in collections.Counter(node.reads()).items():
             if name in params:
                 order = read_order(graph, node, name, np.ndim(params[name])) if reads == 1 else None
                 orders.setdefault(name, set()).add(order)
-
-    def place(name: str, array: Array) -> Any:
-        order, *others = orders.get(name, {None})
-        return jax.device_put(array, where) if order is None or others else packed(array, order, where)
-
-    return {name: place(name, array) for name, array in one_by_one(params)}
+    alone = {name: next(iter(own)) for name, own in orders.items() if len(own) == 1}
+    return {name: alone.get(name) for name in params}

@@ -84,7 +84,7 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
     integers = any(isinstance(q.grid, Integer) and not q.dynamic for q in plan.activations.values())
     if config.guard is None or config.strict_quark or stats is None or not integers:
         return Guarded(config, plan, moves)
-    watched = _watched(graph, config, data)
+    watched = _watched(graph, config, data, plan)
     if watched is None:
         return Guarded(config, plan, moves)
     state, mends = Guarded(config, plan, moves), dict[str, Mend]()
@@ -94,6 +94,7 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
         for _, change in new:
             changed = _merged(changed, change)
         state = Guarded(changed, *plan_and_moves(graph, stats, changed))
+        watched = watched.covering(state.plan)
     left = {loss.tensor: loss for loss in watched.losses(state.plan)}
     settled = [dataclasses.replace(m, after=left[m.tensor].sqnr if m.tensor in left else None) for m in mends.values()]
     losses = {name: loss.sqnr for name, loss in left.items()}
@@ -127,9 +128,9 @@ def warn_of_mends(made: Guarded) -> None:
         warnings.warn("\n".join(lines), stacklevel=3)
 
 
-def _watched(graph: Graph, config: QuantConfig, data: Any) -> Watched | None:
+def _watched(graph: Graph, config: QuantConfig, data: Any, plan: Plan) -> Watched | None:
     try:
-        return Watched.of(graph, judged_samples(data, graph.inputs, config.seed))
+        return Watched.of(graph, judged_samples(data, graph.inputs, config.seed), plan)
     except ModelError as error:
         warnings.warn(f"no tensor is guarded, as onnxruntime does not compute the float model: {error}", stacklevel=4)
         return None

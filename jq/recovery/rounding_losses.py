@@ -25,7 +25,7 @@ from jq.plan import Plan, QParams
 from jq.readings.runtime import onnxruntime_reading
 from jq.recovery.bias_correction import shift_through
 
-_ELEMENTS = 1 << 16  # of a tensor that are kept of a sample
+_ELEMENTS = 1 << 15  # of a tensor that are kept of a sample
 _HIDDEN = 30.0  # below the largest of a row, a softmax gives less than 1e-13
 _LEAK = 12.0  # and of what a mask has set so far below, this much must be left
 
@@ -52,14 +52,14 @@ class Watched:
     """The activations of a float graph on a few samples, of large tensors every so many elements."""
 
     graph: Graph
+    samples: Sequence[Sample]
     values: Mapping[str, Sequence[np.ndarray]]
     shapes: Mapping[str, Sequence[tuple[int, ...]]]  # as they are before elements are left out
 
     @classmethod
-    def of(cls, graph: Graph, samples: Sequence[Sample]) -> Watched:
-        """The activations that onnxruntime computes."""
-        floats = [k for k, v in graph.values.items() if v.dtype == np.float32 and not v.containers]
-        made = [k for k in floats if k in graph.producer]
+    def of(cls, graph: Graph, samples: Sequence[Sample], plan: Plan) -> Watched:
+        """The activations that the losses of a plan need, as onnxruntime computes them."""
+        made = [k for k in _needed(graph, plan) if k in graph.producer]
         whole = graph.replace(outputs=tuple(Value(k, np.dtype(np.float32)) for k in made))
         run, seen = onnxruntime_reading(remove_unused(whole)), dict[str, list[np.ndarray]]()
         shapes: dict[str, list[tuple[int, ...]]] = {}
@@ -72,7 +72,15 @@ class Watched:
                     thin = array if step == 1 else array[(slice(None),) * axis + (slice(None, None, step),)].copy()
                     seen.setdefault(name, []).append(thin)
                     shapes.setdefault(name, []).append(array.shape)
-        return cls(graph, seen, shapes)
+        return cls(graph, samples, seen, shapes)
+
+    def covering(self, plan: Plan) -> Watched:
+        """The activations that the losses of another plan need."""
+        return (
+            self
+            if self.values.keys() >= _needed(self.graph, plan).keys()
+            else Watched.of(self.graph, self.samples, plan)
+        )
 
     def losses(self, plan: Plan) -> Iterator[Loss]:
         """Yield the loss of each tensor that a plan rounds to integers at a scale of its own."""
@@ -181,6 +189,20 @@ class Watched:
             power=mean(lambda x: np.square(x, dtype=np.float64)),
             shift=mean(lambda x: qparams.on_host(x) - x if static and qparams else np.zeros_like(x)),
         )
+
+
+def _needed(graph: Graph, plan: Plan) -> dict[str, Value]:
+    """The float tensors that are rounded, that layers read, and that are made of rounded ones by sums and joins."""
+    named = {*plan.activations}
+    for node in graph.nodes:
+        if linear_layer(graph, node) is not None:
+            named.add(node.inputs[0])
+        if is_concat(node) and not named.isdisjoint(node.outputs):
+            named.update(node.inputs)
+        if adds(node) and not plan.activations.keys().isdisjoint(node.inputs):
+            named.update(node.outputs)
+    values = {k: v for k, v in graph.values.items() if k in named and k not in graph.arrays}
+    return {k: v for k, v in values.items() if v.dtype == np.float32 and not v.containers}
 
 
 def _behind(reader: tuple[str, bool] | None, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

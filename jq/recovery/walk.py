@@ -7,7 +7,6 @@ float network. Both streams are carried on from unit to unit, so that the cost i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import itertools
@@ -32,6 +31,7 @@ from jq.readings.patterns import Pattern
 from jq.readings.tracing import trace
 from jq.recovery.parts import Unit, program, rehearsing, units
 from jq.recovery.streams import CHUNK_BYTES, Kept, Store, regrouped
+from jq.util.memory import trim
 
 Array = Any
 Tensors = dict[str, Kept]
@@ -92,7 +92,7 @@ def walk(
     passed. `skip` holds the changes of an earlier run. `limit` is the number of chunks that are used, all by default.
     """
     params, goes_on = dict(params), True
-    _release()  # calibration before it leaves as much as the largest unit needs
+    trim()  # calibration before it leaves as much as the largest unit needs
     inputs = {k: [jnp.asarray(x) for x in chunks[:limit]] for k, chunks in store.inputs.items()}
     floats = {k: [Kept.halved(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
     codes = {k: [Kept.quantized(x, plan.activations.get(k)) for x in chunks] for k, chunks in inputs.items()}
@@ -146,7 +146,7 @@ def walk(
         del site, coded  # with all tensors of the unit
         freed += unit.sample_bytes * sum(map(len, valid))
         if freed > _FREED:
-            _release()
+            trim()
             freed = 0
     return params, plan
 
@@ -201,12 +201,6 @@ def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: P
 def added(parts: Iterable[Any]) -> Any:
     """The sum of the results of chunks: they are small, so the host adds them, which compiles nothing."""
     return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), parts)
-
-
-def _release() -> None:
-    """Return freed memory to the system: glibc keeps several times the memory in use, as sizes change by unit."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read(unit: Unit, kept: Mapping[str, Any], chunks: int) -> list[Tensors]:

@@ -9,10 +9,12 @@ own cache (see `cache`); these are the same on all processors of a kind.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +32,28 @@ from jq.util.digest import digest
 LIMIT = 256 << 20  # bytes of all files; a program has some ten or hundred thousand
 _HEADER = 32  # bytes of a SHA-256
 _BYTES = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8, "float4_e2m1fn": np.float32}
+_shelves: list[dict[str, tuple[Executable, Any]]] = []  # what was compiled ahead and not asked for yet
+_here = threading.local()  # the shelf that this thread compiles for
+# Python runs one thread at a time: two that trace by turns would both keep the compiler waiting to the end.
+_turn = threading.RLock()
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A program that is being compiled: a call waits for it."""
+
+    compiled: Future[Any]
+
+    def __call__(self, *given: Any) -> Any:
+        """The results, which may still be under way."""
+        arrays = (v if v.dtype == _wider(v) else v.astype(_wider(v)) for v in jax.tree.leaves(given))
+        return self.compiled.result()(*arrays)
+
+    @property
+    def text(self) -> str:
+        """The operations that XLA made of it."""
+        return str(self.compiled.result().as_text())
 
 
 def compiled(
@@ -39,7 +62,7 @@ def compiled(
     arguments: tuple[Any, ...],
     pool: ThreadPoolExecutor,
     options: dict[str, Any] | None,
-) -> tuple[Callable[..., Any], Any]:
+) -> tuple[Executable, Any]:
     """Return the program of a function of trees of arrays, which the pool compiles, and the shapes of its results.
 
     `arguments` are its arguments or the like of them, `options` are for XLA. Without a key, and where JAX does not export
@@ -53,22 +76,43 @@ def compiled(
         own = (g if g.dtype == t else g.astype(t) for g, t in zip(given, types, strict=True))
         return function(*jax.tree.unflatten(tree, own))
 
-    exported = None
-    if key is not None and cache.enabled() and jax.process_count() == 1:
-        name = digest(key, kinds(arguments), _circumstances())
-        exported = _read(name) or _exported(name, traced, like)
+    exported, name = None, "" if key is None else digest(key, kinds(arguments), options, _circumstances())
+    if (ready := next(filter(None, (shelf.pop(name, None) for shelf in _shelves)), None)) is not None:
+        return ready
 
     def program(*given: Any) -> Any:  # so it is called in JAX's log
         return exported.call(*given) if exported else traced(*given)
 
-    lowered = jax.jit(program, compiler_options=options).lower(*like)
-    executable: Future[Any] = pool.submit(lowered.compile)
+    with _turn:
+        if name and cache.enabled() and jax.process_count() == 1:
+            exported = _read(name) or _exported(name, traced, like)
+        lowered = jax.jit(program, compiler_options=options).lower(*like)
+    made = Executable(pool.submit(lowered.compile)), lowered.out_info
+    if name and (shelf := getattr(_here, "shelf", None)) is not None:
+        shelf[name] = made
+    return made
 
-    def run(*given: Any) -> Any:
-        arrays = (v if v.dtype == _wider(v) else v.astype(_wider(v)) for v in jax.tree.leaves(given))
-        return executable.result()(*arrays)
 
-    return run, lowered.out_info
+@contextlib.contextmanager
+def meanwhile(compiling: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Run what compiles programs in another thread, for whoever asks for one of them in this block.
+
+    Yields a function that waits for the thread. Its failure says nothing: who asks for the program meets it again.
+    """
+    shelf: dict[str, tuple[Executable, Any]] = {}
+
+    def run() -> None:
+        _here.shelf = shelf
+        with contextlib.suppress(Exception):
+            compiling()
+
+    thread = threading.Thread(target=run, name="jq-ahead", daemon=True)
+    thread.start()
+    _shelves.append(shelf)
+    try:
+        yield thread.join
+    finally:
+        _shelves[:] = [other for other in _shelves if other is not shelf]
 
 
 def _wider(array: Any) -> Any:

@@ -34,7 +34,11 @@ go and multiplies, `channels` measures R, a and p, and `noise` predicts. Meller 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
@@ -61,14 +65,35 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
     >>> equalize(graph, "XINT8", images[:32]) is graph
     False
     """
-    config = resolve(config)
+    return equalized(graph, resolve(config), data).graph
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equalized:
+    """A graph with equalized channels, and the largest magnitudes of its tensors on the data, as far as they were seen.
+
+    They are those of the network whose Clips cut where they did before, so that they differ from its own by some percent.
+    """
+
+    graph: Graph
+    reaches: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def equalized(graph: Graph, config: QuantConfig, data: Any) -> Equalized:
+    """Return what `equalize` does, with what its pass over the data knows of the ranges of the equalized graph."""
     if config.strict_quark:
-        return equalize_as_quark(graph)
+        return Equalized(equalize_as_quark(graph))
     if config.cle == "nagel":
         groups = find_groups(graph, clips=False)
-        return scaled(graph, groups, even_ranges(groups))
+        return Equalized(scaled(graph, groups, even_ranges(groups)))
     noise = predicted_noise(graph, config, data)
-    return graph if noise is None else scaled(graph, noise.groups, choose(noise, optimize(noise)))
+    if noise is None:
+        return Equalized(graph)
+    factors = choose(noise, optimize(noise))
+    made = scaled(graph, noise.groups, factors)
+    if data is None:
+        return Equalized(made)
+    return Equalized(made, noise.reaches(factors if made is not graph else np.ones_like(factors)))
 
 
 def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | None:

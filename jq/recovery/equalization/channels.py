@@ -30,7 +30,9 @@ from jq.recovery.equalization.groups import Groups
 Sums = dict[str, Any]  # arrays by kind
 _KINDS = ("over", "beyond", "reach", "total", "squares", "active")
 _OF_CLIPS = ("over", "beyond")
-_ROWS = 8  # positions whose sums are kept apart
+_NEAR = 1 << 16  # elements of a tensor that fits the nearer caches
+_PIECE = 1024  # elements of a piece, whose sums stay in the nearest one
+_TOGETHER = (2, 3)  # pieces that are added up at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,32 +153,66 @@ class _SumWatcher:
 def _sums(bound: float | None, value: Any) -> Sums:
     """The sums of one sample.
 
-    Some rows at a time are added up elementwise, and reduced last: XLA's reductions take two to four times as long.
+    Of a tensor that lies in the nearer caches each is a reduction by XLA's library, which compiles nothing. A larger one is
+    read once for all: pieces of some rows are added up elementwise, several at a time so that sums are loaded and stored
+    once for them, and reduced last. For each shape that is a kernel for each sum, of 20 ms to compile.
     """
-    x = channels_last(value)
-    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-    rows = jnp.pad(rows, ((0, -len(rows) % _ROWS), (0, 0)))  # zeros change no sum
-    pieces = rows.reshape(-1, _ROWS, x.shape[-1])
+    array = channels_last(value).astype(jnp.float32)
+    pixels = jnp.full(1, array.size / array.shape[-1], jnp.float32)
+    array = array if array.size else jnp.zeros((1, array.shape[-1]))  # zeros change no sum
+    rows = functools.partial(jnp.reshape, shape=(-1, array.shape[-1]))
+    if array.size <= _NEAR:
+        terms, reach = _library_terms(rows(array), None if bound is None else rows(jnp.clip(array, 0, bound)))
+        return {k: v.sum(0) for k, v in terms.items()} | {"reach": reach.max(0), "pixels": pixels}
+    x = rows(array)
+    together, length = _pieces(*x.shape)
+    x = jnp.pad(x, ((0, -len(x) % (together * length)), (0, 0)))
 
-    def add(sums: Sums, piece: jax.Array) -> tuple[Sums, None]:
-        return _merged(sums, _terms(bound, piece)), None
+    def step(index: jax.Array, state: tuple[Sums, jax.Array]) -> tuple[Sums, jax.Array]:
+        sums, reach = state
+        for i in range(together):
+            piece = lax.dynamic_slice(x, ((index * together + i) * length, 0), (length, x.shape[1]))
+            sums = {k: sums[k] + v for k, v in _terms(bound, piece).items()}
+            reach = jnp.maximum(reach, jnp.abs(piece) if bound is None else piece)
+        return sums, reach
 
-    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), pieces[0]))
-    by_row, _ = lax.scan(add, none, pieces)
-    sums = {k: v.max(0) if k == "reach" else v.sum(0) for k, v in by_row.items()}
-    return sums | {"pixels": jnp.full(1, x.size / x.shape[-1], jnp.float32)}
+    none = jax.tree.map(jnp.zeros_like, jax.eval_shape(functools.partial(_terms, bound), x[:length]))
+    by_row, most = lax.fori_loop(0, len(x) // (together * length), step, (none, jnp.zeros((length, x.shape[1]))))
+    return {k: v.sum(0) for k, v in by_row.items()} | {"reach": most.max(0), "pixels": pixels}
+
+
+def _pieces(count: int, width: int) -> tuple[int, int]:
+    """How many pieces of rows are added up at a time, and the rows of one: numbers that leave no rest, if that can be."""
+    together = next((n for n in _TOGETHER if count % n == 0), min(count, _TOGETHER[0]))
+    most = max(1, min(_PIECE // width, count // together))
+    return together, next((n for n in range(most, 0, -1) if count % (together * n) == 0), most)
 
 
 def _terms(bound: float | None, x: jax.Array) -> dict[str, jax.Array]:
     """The terms of the sums, elementwise."""
     terms = {}
     if bound is not None:
-        x = jnp.maximum(x, 0)
         over = jnp.maximum(x - bound, 0)
         terms = {"over": over, "beyond": jnp.square(over)}
-    terms["reach"] = jnp.abs(x)
-    x = x if bound is None else jnp.minimum(x, bound)
+        x = jnp.clip(x, 0, bound)
     return terms | {"total": x, "squares": jnp.square(x), "active": (x != 0).astype(jnp.float32)}
+
+
+def _library_terms(x: jax.Array, clipped: jax.Array | None) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The same terms, and the magnitude, in the form in which the library reduces them as it computes them.
+
+    It takes products, differences and extremes that nothing else reads: where two sums have a part in common, or both
+    compare with a number, that part is a tensor to write and a kernel to compile. So zero is a value less itself.
+    """
+    if clipped is None:
+        terms = {"total": x, "squares": jnp.square(x), "active": jnp.abs(jnp.sign(x))}
+        return terms, jnp.maximum(x, -x)
+    terms = {
+        "over": jnp.maximum(x - clipped, clipped - clipped),
+        "beyond": jnp.square(clipped + jnp.minimum(-x, -clipped)),
+    }
+    terms |= {"total": clipped, "squares": jnp.square(clipped), "active": jnp.sign(clipped)}
+    return terms, jnp.maximum(x, clipped)
 
 
 def _merged(a: Sums, b: Sums, maximum: Callable[..., Any] = jnp.maximum) -> Sums:

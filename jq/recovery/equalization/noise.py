@@ -226,6 +226,13 @@ class Noise:
     groups: Groups
     activations: tuple[Activation, ...]
     weights: tuple[Weight, ...]
+    seen: Mapping[str, Channels]  # of all tensors that were measured
+
+    def reaches(self, factors: np.ndarray) -> dict[str, float]:
+        """The largest magnitude that each measured tensor has with these factors of all classes."""
+        bounds = {node.outputs[0]: bound for node, bound in self.groups.clips}
+        most = {name: float((c.reach * factors[self.groups.channels[name]]).max()) for name, c in self.seen.items()}
+        return {name: min(reach, bounds.get(name, np.inf)) for name, reach in most.items()}
 
     @functools.cached_property
     def terms(self) -> tuple[tuple[Callable[[np.ndarray], float], frozenset[int]], ...]:
@@ -282,7 +289,7 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
             one = np.ones((1, 1))
             size = np.abs(layer.bias)[:, None, None]
             weights.append(Weight(made, np.zeros((1, 1), np.int64), one, size, counts.steady, grids[1]))
-    return Noise(groups, tuple(activations), tuple(weights))
+    return Noise(groups, tuple(activations), tuple(weights), seen)
 
 
 def _moved(graph: Graph) -> set[str]:
