@@ -88,6 +88,7 @@ class Weight:
     size: np.ndarray  # magnitudes [O, J, K]
     importance: np.ndarray  # of the outputs [O]
     grid: StepGrid
+    per_channel: bool = False  # whether each output has a step of its own
 
     @functools.cached_property
     def kernels(self) -> np.ndarray:
@@ -97,6 +98,10 @@ class Weight:
     def noise(self, factors: np.ndarray) -> float:
         """The predicted noise with these factors of all classes."""
         up, down = factors[self.made], factors[self.read]
+        if self.per_channel:  # a row's step has its own factor, which its noise is divided by
+            steps = (self.kernels / down).max(1) / self.grid.codes
+            power = np.broadcast_to(self.power * down**2, self.kernels.shape).sum(1)
+            return float((self.importance * steps**2) @ power) * self.size.shape[2] / 12
         size = self.size * (up[:, None] / down)[:, :, None].astype(np.float32)
         weight, power = self.importance / up**2, np.broadcast_to(self.power * down**2, size.shape[:2])
         reach = float(size.max(initial=0))
@@ -174,7 +179,8 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
         # Where biases are corrected, a weight's error has no mean.
         power = (x.variance if config.corrects_bias else x.power)[layer.reads]
         read = groups.channels[layer.x][layer.reads]
-        weights.append(Weight(made, read, power, np.abs(layer.weight), counts.mixed, grids[1]))
+        size = np.abs(layer.weight)
+        weights.append(Weight(made, read, power, size, counts.mixed, grids[1], config.per_channel))
         if layer.bias is not None and config.bias == "weight":
             one = np.ones((1, 1))
             size = np.abs(layer.bias)[:, None, None]
