@@ -74,6 +74,7 @@ class Result:
     graph: Graph  # prepared, equalized and tuned: the plan is for it
     stats: Stats | None
     guard: tuple[Mend, ...] = ()  # the tensors that rounding would have ruined, and what was done
+    complete: bool = True  # whether `time_budget` was enough for all of the finetuning
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
@@ -100,9 +101,10 @@ def quantize(
 
     `data` is what `jq.calibrate` takes; None means random data, with a warning. The preprocessing of images is stored in
     the model's metadata, and used when the model is later compared or run on images. `time_budget`, `checkpoint`, `spill` and
-    `roundings` are those of `jq.finetune`. `measured` is a dict that keeps what this call measures: later calls with the same
-    dict, model and data, and different options for the plan, do not measure it again. `stats` is a
-    file that `jq-quant calibrate -o` wrote for this model and config; the network is then not calibrated again.
+    `roundings` are those of `jq.finetune`. `measured` is a dict that keeps what this call measures and tunes: later calls
+    with the same dict, model and data, and different options for the plan, do not measure it again, and go on from the
+    stages of finetuning that they share. `stats` is a file that `jq-quant calibrate -o` wrote for this model
+    and config; the network is then not calibrated again.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()
@@ -127,7 +129,7 @@ def quantize(
     params, plan, progress = graph.params, made.plan, Progress(made.plan)
     if config.finetune and len(plan):
         limits: dict[str, Any] = {"time_budget": time_budget, "checkpoint": checkpoint, "spill": spill}
-        (params, plan), progress = tuned(graph, plan, ready.data, config, roundings=roundings, **limits)
+        (params, plan), progress = tuned(graph, plan, ready.data, config, roundings=roundings, known=measured, **limits)
     clips = bound_choice(graph, plan, config, ready.data, ready.moved)
     log.info("clips: %s", clips or "none whose bound is left to rounding")
     graph = without_clips(graph, clips)
@@ -164,7 +166,8 @@ def quantize(
         layers=layers_of(graph, plan, placed),
         subject=_preset_name(config),
     )
-    return Result(quantized, plan, report, graph.with_arrays({**graph.arrays, **params}), ready.stats, made.mends)
+    shipped = graph.with_arrays({**graph.arrays, **params})
+    return Result(quantized, plan, report, shipped, ready.stats, made.mends, progress.complete)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,8 +182,8 @@ class Calibrated:
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)  # Clips that were, and what that loses
 
 
-# Equalized graphs and their statistics, by all that they depend on but the data.
-Measured = MutableMapping[str, tuple[Graph, Stats | None]]
+# Equalized graphs and their statistics, and tuned params and plans, by all that they depend on but the data.
+Measured = MutableMapping[str, Any]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
     "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",

@@ -94,7 +94,11 @@ plt.xlabel("step"), plt.ylabel("KL divergence, training batch")
 # chip can run what comes out.
 
 # %%
-own = {t: jax.tree.map(np.asarray, q) for t, q in scales(state["exponents"]).items() if t in plan.weights or t in stats.tensors}
+own = {
+    t: jax.tree.map(np.asarray, q)
+    for t, q in scales(state["exponents"]).items()
+    if t in plan.weights or t in stats.tensors
+}
 trained = jq.make_plan(graph, stats, config, scales=own)
 jq.export(graph, plan, path="rounded.onnx")
 jq.export(graph, trained, params={**graph.params, **state["params"]}, path="trained.onnx")

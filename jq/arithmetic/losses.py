@@ -24,14 +24,14 @@ def mse(z: Array, y: Array, weights: Array | float = 1.0) -> Array:
     return jnp.mean((jnp.square(y - z) * weights).reshape(-1))
 
 
-def power(z: Array) -> Array:
+def power(z: Array, weights: Array | float = 1.0) -> Array:
     """Return the mean square of a reference, which a relative error is divided by; never zero."""
-    return jnp.maximum(jnp.mean(jnp.square(z)), _LEAST)
+    return jnp.maximum(jnp.mean(jnp.square(z) * weights), _LEAST)
 
 
-def relative_mse(z: Array, y: Array) -> Array:
-    """Return the mean square of y - z as a part of that of z."""
-    return mse(z, y) / power(z)
+def relative_mse(z: Array, y: Array, weights: Array | float = 1.0) -> Array:
+    """Return the mean square of y - z as a part of that of z, with each element's times its weight in both."""
+    return mse(z, y, weights) / power(z, weights)
 
 
 def kl(z: Array, y: Array) -> Array:

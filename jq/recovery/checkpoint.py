@@ -31,6 +31,7 @@ class Progress:
     path: Path | None = None
     identity: str = ""
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # "stage/unit/tensor/array or scale"
+    complete: bool = True  # whether there was time for all units
 
     @classmethod
     def open(

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,13 @@ from jq.recovery.descent import CoordinateDescent
 from jq.recovery.exponents.search import searched
 from jq.recovery.feedback import GPFQ, GPTQ
 from jq.recovery.flexround import FlexRound
-from jq.recovery.layers import EXPONENTS, can_round, tune_layer
+from jq.recovery.layers import EXPONENTS, can_round, fit_bias, tune_layer
 from jq.recovery.parts import Kind, Unit, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
-from jq.recovery.rounding import Rounding, Then, nearest
+from jq.recovery.rounding import Rounding, Then
 from jq.recovery.streams import Store
 from jq.recovery.walk import Record, Site, Tune, rehearsed, store_of, walk
+from jq.util.digest import digest
 from jq.util.progress import unit_bar
 
 
@@ -92,8 +93,12 @@ def tuned(
     checkpoint: str | os.PathLike[str] | None = None,
     spill: str | os.PathLike[str] | None = None,
     roundings: Mapping[str, Rounding] | None = None,
+    known: MutableMapping[str, Any] | None = None,
 ) -> tuple[tuple[dict[str, Any], Plan], Progress]:
-    """Return what `finetune` does, and its progress, to be forgotten once what was made of it is kept elsewhere."""
+    """Return what `finetune` does, and its progress, to be forgotten once what was made of it is kept elsewhere.
+
+    `known` keeps what each stage ended with: a later call that begins with the same stages, on the same data, goes on there.
+    """
     start, roundings = time.perf_counter(), dict(roundings or {})
 
     def in_time() -> bool:
@@ -110,9 +115,14 @@ def tuned(
         saved = Progress.open(checkpoint, graph, plan, params, data, config, roundings)
         store = store_of(graph, plan, data, config, folder)
         parts = [units(graph, plan, kind_of(stage)) for stage in config.stages]
-        total = sum(bool(u.layers) for group in parts for u in group)
+        keys, first = list[str](), 0
+        if known is not None:
+            keys = [_identity(graph, params, plan, config, number + 1, roundings) for number in range(len(parts))]
+            first = max((number + 1 for number, key in enumerate(keys) if key in known), default=0)
+            params, plan = known[keys[first - 1]] if first else (params, plan)
+        total = sum(bool(u.layers) for group in parts[first:] for u in group)
         report = stack.enter_context(unit_bar("finetune", total))
-        for number, group in enumerate(parts):
+        for number, group in enumerate(parts[first:], first):
 
             def done(
                 i: int, arrays: dict[str, Any], scales: dict[str, QParams], record: Record, number: int = number
@@ -125,8 +135,22 @@ def tuned(
                 break
             given = (graph, params, plan, group, store, config, number, roundings)
             params, plan = tune_stage(*given, skip=saved.done(number), done=done)
+            if known is not None and in_time():
+                known[keys[number]] = params, plan
     # Without time for all of it, more can be tuned from what there is.
-    return (params, rescaled(graph, plan)), saved if in_time() else Progress(plan)
+    return (params, rescaled(graph, plan)), saved if in_time() else Progress(plan, complete=False)
+
+
+def _identity(
+    graph: Graph,
+    params: Mapping[str, Any],
+    plan: Plan,
+    config: QuantConfig,
+    count: int,
+    roundings: Mapping[str, Rounding],
+) -> str:
+    """A hash of all that the first stages of a config depend on, but for the data."""
+    return digest(graph, params, plan, config.replace(finetune="+".join(config.stages[:count])).to_dict(), roundings)
 
 
 def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Rounding] | None = None) -> None:
@@ -218,8 +242,6 @@ def rounding_of(stage: str, config: QuantConfig, roundings: Mapping[str, Roundin
     """The rounding of a stage that tunes layers."""
     numbers = _given(steps=config.finetune_steps, learning_rate=config.finetune_rate)
     match stage:
-        case "bias":
-            return nearest
         case "adaround":
             return Then(AdaRound(**numbers), CoordinateDescent())
         case "adaround_only":
@@ -270,6 +292,8 @@ def _method(
 
     if not by_layer:
         return reconstruct
+    if stage == "bias":
+        return lambda site: fit_bias(site) if can_round(site.unit, site.plan) else (site, float("nan"), float("nan"))
     rounding = rounding_of(stage, config, roundings)
     exponents = EXPONENTS if searches else EXPONENTS[:1]
 

@@ -20,7 +20,7 @@ from jq.ops.table import Product
 from jq.plan import Plan, QParams
 from jq.readings.patterns import Pattern
 from jq.recovery.parts import Unit, program
-from jq.recovery.quadratic_form import Form, Sums, sums
+from jq.recovery.quadratic_form import Form, Means, Sums, means, sums
 from jq.recovery.rounding import Rounding, compiled, nearest
 from jq.recovery.walk import Site, Tensors, added
 
@@ -85,6 +85,21 @@ def _selected(values: np.ndarray, best: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, index, 0)[0]
 
 
+def fit_bias(site: Site) -> tuple[Site, float, float]:
+    """Return the site with its one layer's weight rounded to nearest, and its bias what makes the mean of the output right."""
+    pattern, index = site.unit.pattern, site.unit.layer
+    layer, product = _product(pattern.graph, index)
+    node, weight, bias = layer.node, layer.weight, layer.bias
+    step = functools.partial(_means, pattern, index, site.samples, site.given)
+    total = added(concurrently(step, site.floats, site.codes, site.valid))
+    w, scale = np.asarray(site.given[weight]), site.plan.weights[weight]
+    rounded, shift, before = _shifted(product.columns(w, node.attrs), scale, total)
+    site = site.replace(params=site.params | {weight: product.weights(np.asarray(rounded), w.shape, node.attrs)})
+    if bias is None or (given := np.asarray(site.given[bias])).size != shift.size:
+        return site, float(before), float(before)
+    return site.replace(params=site.params | {bias: given + np.asarray(shift).reshape(given.shape)}), float(before), 0.0
+
+
 def can_round(unit: Unit, plan: Plan) -> bool:
     """Whether a unit is one layer that is a sum of products, with symmetric integers for weights in its plan."""
     graph = unit.pattern.graph
@@ -111,7 +126,24 @@ def _sums(
     pattern: Pattern, index: int, samples: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors,
     valid: Array,
 ) -> Sums:  # fmt: skip
-    """The sums of one chunk for the form of a layer that reads an input of the unit.
+    """The sums of one chunk for the form of a layer that reads an input of the unit."""
+    return sums(*_seen(pattern, index, samples, params, floats, codes, valid))
+
+
+@program(3)
+def _means(
+    pattern: Pattern, index: int, samples: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors,
+    valid: Array,
+) -> Means:  # fmt: skip
+    """The means of one chunk for the bias of a layer that reads an input of the unit."""
+    return means(*_seen(pattern, index, samples, params, floats, codes, valid))
+
+
+def _seen(
+    pattern: Pattern, index: int, samples: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors,
+    valid: Array,
+) -> tuple[Product, Mapping[str, Any], Array, Array, Array, Array, int]:  # fmt: skip
+    """A layer with one batch of the images that it reads, and what they are off by.
 
     A layer is linear: its outputs are off by what it makes of its inputs' difference.
     """
@@ -120,7 +152,7 @@ def _sums(
     seen, wanted = (jax.lax.collapse(tensors[x].value, 0, 2) for tensors in (codes, floats))  # one batch of images
     copies = len(seen) // len(valid)
     of_images = jnp.repeat(valid, copies)
-    return sums(product, layer.node.attrs, seen, wanted - seen, params[layer.weight], of_images, samples * copies)
+    return product, layer.node.attrs, seen, wanted - seen, params[layer.weight], of_images, samples * copies
 
 
 @jax.tree_util.register_dataclass
@@ -152,3 +184,11 @@ def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums, f
 
     rounded, shift, errors, before = jax.lax.map(tried, factors)
     return Tried(rounded, shift, errors, before[0], form.c)
+
+
+@program(0)
+def _shifted(columns: Array, qparams: QParams, total: Means) -> tuple[Array, Array, Array]:
+    """Columns rounded to nearest, what the best bias for them is off, and the mean square of that."""
+    rounded = nearest(columns, qparams)
+    shift = total.shift(rounded - columns)
+    return rounded, shift, jnp.mean(shift**2)

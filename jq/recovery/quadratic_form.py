@@ -49,6 +49,24 @@ class Sums:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
+class Means:
+    """Those of `Sums` that biases need."""
+
+    x: Array  # (groups, K)
+    e: Array  # (groups, outputs)
+    count: Array
+    parts: Array
+    mean2: Array
+
+    def shift(self, d: Array) -> Array:
+        """The change of the bias that is best for weights that are off by d (groups, K, outputs)."""
+        e = self.e / self.count
+        mean_e = e * shrinkage(jnp.sum(e**2), self.mean2, self.parts)
+        return mean_e[:, None] - (self.x / self.count)[:, None] @ d
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class Form:
     """The quadratic form of a layer, group by group."""
 
@@ -120,9 +138,7 @@ def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Arr
     The error of the outputs is the layer applied to `off`. `samples` is the number of images in all.
     """
     columns = linear.columns(w, attrs)
-    positions = jax.eval_shape(lambda x: linear.rows(x, w, attrs, None), x[:1]).shape[0]
-    wanted = -(-max(_SAMPLES * columns.shape[1], _LEAST) // samples)
-    places = None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
+    places = _places(linear, attrs, x, w, samples)
     rows = linear.rows(x, w, attrs, places)
     e = _outputs(linear.rows(off, w, attrs, places), columns)
     seen = jnp.repeat(valid.astype(x.dtype), rows.shape[0] // valid.shape[0])[:, None, None]
@@ -140,6 +156,29 @@ def sums(linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Arr
     return dataclasses.replace(
         part, covariance2=jnp.sum(_covariance(part) ** 2), mean2=jnp.sum((part.e / part.count) ** 2)
     )
+
+
+def means(
+    linear: Product, attrs: Mapping[str, Any], x: Array, off: Array, w: Array, valid: Array, samples: int
+) -> Means:
+    """The means of what `sums` adds up, at the same positions: all that biases need, without a product for each of them."""
+    columns, places = linear.columns(w, attrs), _places(linear, attrs, x, w, samples)
+
+    def mean(images: Array) -> tuple[Array, Array]:
+        rows = linear.rows(images, w, attrs, places)
+        seen = jnp.repeat(valid.astype(rows.dtype), rows.shape[0] // valid.shape[0])[:, None, None]
+        return jnp.sum(seen * rows, axis=0).T, jnp.sum(seen)
+
+    (rows, count), (errors, _) = mean(x), mean(off)
+    e = jnp.einsum("gk,gko->go", errors, columns)
+    return Means(rows, e, count, jnp.ones(()), jnp.sum((e / count) ** 2))
+
+
+def _places(linear: Product, attrs: Mapping[str, Any], x: Array, w: Array, samples: int) -> np.ndarray | None:
+    """The positions of each image that count, None for all."""
+    positions, count, _ = jax.eval_shape(lambda x: linear.rows(x, w, attrs, None), x[:1]).shape
+    wanted = -(-max(_SAMPLES * count, _LEAST) // samples)
+    return None if positions <= wanted else np.sort(np.random.default_rng(0).permutation(positions)[:wanted])
 
 
 def _thin(counted: Array, *others: Array) -> list[Array]:

@@ -41,6 +41,7 @@ from jq.util.progress import log, progress_bar
 from jq.version import __version__
 
 _EVERY = 4  # samples, of which one decides
+_WRITING = 0.1  # of the time, for judging what was tuned last, and for writing
 _DECIBELS = 10.0  # of error that twice the bit operations must gain to be worth it
 _COLUMNS: Mapping[str, Column] = {
     "hash": str, "rung": str, "config": str, "score": (dict, type(None)), "facts": (list, type(None)),
@@ -97,7 +98,7 @@ def auto(
     climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
 
     def left() -> float:
-        return math.inf if limit is None else limit - spent - (time.perf_counter() - start)
+        return math.inf if limit is None else (1 - _WRITING) * limit - spent - (time.perf_counter() - start)
 
     with progress_bar("auto", len(rungs), "rungs") as advance:
         for rung in rungs:
@@ -128,8 +129,9 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
 
 
 def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: as many as the longest one took."""
-    return max((t.seconds for t in tried), default=0.0)
+    """Seconds that the next rung is taken to need: the mean of those that made a model."""
+    made = [t.seconds for t in tried if t.score is not None]
+    return sum(made) / len(made) if made else 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,12 +233,11 @@ class _Search:
 
     def _made(self, name: str, config: QuantConfig, climb: Climb, left: float) -> tuple[Candidate | None, str, str]:
         """A candidate, whether it is kept, and why the search ends here."""
-        start = time.perf_counter()
         try:
             result = self.quantized(config, None if math.isinf(left) else max(left, 0.0))
         except Error as error:
             return None, f"failed: {error}", ""
-        if config.finetune and time.perf_counter() - start >= left:
+        if not result.complete:
             return None, "time was up before it was tuned", f"the time was up in {name}"
         graph, plan = result.graph, result.plan
         cost, narrow = work(graph, plan)

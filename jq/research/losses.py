@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -60,19 +61,23 @@ def divergences(graph: Graph, classes: bool = False) -> Measure:
 
     A part is an operand of the Concat that makes an output, so that a detector's scores count apart from its boxes; what is
     made otherwise is one part. The error is the KL divergence of what a Softmax gives (with `classes`, of the softmax of
-    all outputs), that of each element of what a Sigmoid gives, else the squared error relative to the power.
+    all outputs), that of each element of what a Sigmoid gives, else the squared error relative to the power. What is joined to
+    what a Sigmoid gives counts, place by place, by the largest probability there: of boxes, those where something is.
     """
     if classes:
         read = scores(graph)
         return lambda z, y: {"kl": losses(read(z), read(y))["kl"]}
     parts = {v.name: parts_of(graph, v.name) for v in graph.outputs}
+    events = {o for node in graph.nodes if is_sigmoid(node) for o in node.outputs}  # probabilities of one event each
 
     def of(z: Outputs, y: Outputs) -> dict[str, Array]:
         errors: dict[str, Array] = {}
         for output in (k for k, v in z.items() if jnp.issubdtype(v.dtype, jnp.floating)):
             axis, cuts, names = parts[output]
             pieces = [jnp.split(v[output].astype(jnp.float32), cuts, axis) for v in (z, y)]
-            errors |= {n: _distance(graph, n)(a, b) for n, a, b in zip(names, *pieces, strict=True)}
+            likely = [jnp.max(a, axis, keepdims=True) for n, a in zip(names, pieces[0], strict=True) if n in events]
+            weights = functools.reduce(jnp.maximum, likely) if likely else jnp.ones(())
+            errors |= {n: _distance(graph, n)(a, b, weights) for n, a, b in zip(names, *pieces, strict=True)}
         return errors
 
     return of
@@ -98,12 +103,12 @@ def parts_of(graph: Graph, output: str) -> tuple[int, list[int], list[str]]:
     return list(order).index(axis % rank), list(itertools.accumulate(known))[:-1], list(node.inputs)
 
 
-def _distance(graph: Graph, name: str) -> Callable[[Array, Array], Array]:
-    """The natural distance of a tensor's values, by what makes it."""
+def _distance(graph: Graph, name: str) -> Callable[[Array, Array, Array], Array]:
+    """The natural distance of a tensor's values, by what makes it; squares count by their weights."""
     node = graph.producer.get(name)
     if node is not None and is_softmax(node):
-        return lambda z, y: kl(*(jnp.log(jnp.maximum(v, _LEAST)) for v in (z, y)))
-    return bernoulli_kl if node is not None and is_sigmoid(node) else relative_mse
+        return lambda z, y, _: kl(*(jnp.log(jnp.maximum(v, _LEAST)) for v in (z, y)))
+    return (lambda z, y, _: bernoulli_kl(z, y)) if node is not None and is_sigmoid(node) else relative_mse
 
 
 def probe(loss: Loss, z: Outputs, key: Array) -> dict[str, Array]:

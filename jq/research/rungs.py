@@ -118,9 +118,9 @@ def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | No
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
     yield _preset("XINT8")
-    yield _preset("A8W8", " per channel", per_channel=True)
     yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
+    yield _preset("A8W8", " per channel", per_channel=True)
     yield _preset("A16W8")
     yield _preset("BF16")
     yield _tuned("adaround")

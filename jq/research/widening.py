@@ -55,6 +55,7 @@ class Fused:
 
     output: str
     nodes: tuple[Node, ...]
+    entries: frozenset[str] = frozenset()  # inputs of the graph that it reads first, so that it decides their format
 
     def reads(self) -> set[str]:
         """The tensors that the nodes read, but for their own results."""
@@ -70,8 +71,8 @@ def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
     graph = traceable(as_planned(ready.graph, plan))
     groups = {}
     for part in fused(ready.graph, ready.guarded.plan.nodes):
-        results = {o for n in part.nodes for o in n.outputs} & plan.activations.keys()
-        groups[part.output] = frozenset(results)
+        results = {o for n in part.nodes for o in n.outputs} | part.entries
+        groups[part.output] = frozenset(results & plan.activations.keys())
         groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
     groups = {name: tensors for name, tensors in groups.items() if tensors}
     source = open_source(ready.data, graph.inputs, seed=ready.guarded.config.seed).limited(_LOOKED)
@@ -84,15 +85,18 @@ def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
 
 def fused(graph: Graph, quantized: frozenset[str]) -> list[Fused]:
     """Return the quantized nodes in groups that are widened together, in the order of the graph."""
-    inside = absorbed(graph)
+    inside, inputs = absorbed(graph), {value.name for value in graph.inputs}
     members: dict[str, list[Node]] = {}
+    entries: dict[str, set[str]] = {}
     for node in graph.nodes:
         if node.outputs and node.outputs[0] in quantized:
             taker = node
             while taker.outputs[0] in inside:
                 taker = inside[taker.outputs[0]]
             members.setdefault(taker.outputs[0], []).append(node)
-    return [Fused(output, tuple(nodes)) for output, nodes in members.items()]
+            entries.setdefault(taker.outputs[0], set()).update(inputs.intersection(node.inputs))
+            inputs.difference_update(node.inputs)
+    return [Fused(output, tuple(nodes), frozenset(entries[output])) for output, nodes in members.items()]
 
 
 def _weights_of(part: Fused) -> str:
@@ -125,6 +129,7 @@ def widened(
     reading = np.zeros(len(parts))
     for i, before in enumerate(sources):
         np.add.at(reading, sorted(set(before)), counts[i])
+        reading[[j for j, part in enumerate(parts) if part.entries & parts[i].reads()]] += counts[i]
     total = max(sum(products(graph, n, axes) for n in graph.nodes), 1)
     wider = {i: True for i, part in enumerate(parts) if part.output in there}
     counts, reading = (np.where(np.isin(range(len(parts)), list(wider)), 0, v) for v in (counts, reading))

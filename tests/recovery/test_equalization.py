@@ -342,6 +342,30 @@ class TestNoise:
         rounded = np.clip(np.rint(w / step), -127, 127) * step
         assert 0.4 < weight.noise(np.ones(1)) / (np.square(rounded - w) @ power).sum() < 2.5
 
+    @given(st.integers(0, 2**32 - 1))
+    @settings(max_examples=20, deadline=None)
+    def test_of_a_weight_with_a_step_for_each_output(self, seed):
+        """The same where each row has its own scale; a factor of an output changes no more than its importance says."""
+        rng = np.random.default_rng(seed)
+        w, power = uneven(24, 32, seed=seed, spread=0.3), rng.uniform(0.1, 2, 32)
+        classes = np.ones(24, np.int64), np.zeros((1, 32), np.int64)
+        weight = Weight(*classes, power[None], np.abs(w)[:, :, None], np.ones(24), StepGrid(127.0, False), True)
+        step = np.abs(w).max(1, keepdims=True) / 127
+        predicted = weight.noise(np.ones(2))
+        assert 0.6 < predicted / (np.square(np.rint(w / step) * step - w) @ power).sum() < 1.6
+        assert weight.noise(np.array([1.0, 5.0])) == pytest.approx(predicted)
+
+    def test_scales_of_channels_leave_factors_to_the_activations(self):
+        """Where weights have a scale for each output, the factors found leave less noise than those for one scale."""
+        graph = prepare(jq.load(jq.zoo.path("fashion_mobilenet")))
+        images, groups = jq.zoo.calibration_set()[0][:16], find_groups(graph)
+        one = resolve("A8W8")
+        seen = measure(graph, groups, images, one)
+        noises = [predict(graph, groups, seen, c) for c in (one, one.replace(per_channel=True))]
+        factors = [choose(noise, optimize(noise)) for noise in noises]
+        assert noises[1].total(factors[1]) < 0.98 * noises[1].total(factors[0])
+        assert noises[1].total(factors[1]) < 0.9 * noises[1].total(np.ones(groups.count))
+
     def test_of_powers_of_two(self):
         """A factor of a whole power of two for all channels moves the noise nowhere."""
         graph = prepare(jq.load(random_model(5)))

@@ -112,6 +112,27 @@ class TestErrors:
         for name, found in plain.plan.activations.items():
             assert float(found.scale) == float(tuned.plan[name].scale)
 
+    def test_biases_are_those_of_a_form_with_all_its_sums(self):
+        """Means alone give them, as the whole quadratic form does with weights rounded to nearest."""
+        graph = jq.prepare(jq.load(small()), XINT8)
+        plan = jq.make_plan(graph, jq.calibrate(graph, IMAGES, XINT8), XINT8)
+        (means, _), (whole, _) = (
+            jq.finetune(graph, plan, IMAGES, XINT8.replace(finetune=stage), roundings=roundings)
+            for stage, roundings in (("bias", None), ("own:plain", {"plain": nearest}))
+        )
+        assert any(not np.array_equal(means[k], graph.params[k]) for k in means)
+        for name, array in means.items():
+            np.testing.assert_allclose(array, whole[name], rtol=1e-4, atol=1e-5)
+
+    def test_a_stage_that_was_done_is_gone_on_from(self):
+        """With what an earlier call measured and tuned, the same bytes as without, and its stages are not run again."""
+        measured: dict[str, Any] = {}
+        config = XINT8.replace(finetune="adaround", finetune_steps=60)
+        jq.quantize(small(), IMAGES, config, measured=measured)
+        before = len(measured)
+        again = jq.quantize(small(), IMAGES, config.replace(finetune=BOTH), measured=measured)
+        assert written(again) == written(quantized(BOTH)) and len(measured) == before + 1
+
     @pytest.mark.parametrize("stages", ["adaround", "adaquant"])
     def test_layers_keep_the_scales(self, stages):
         plain, tuned = quantized(None), quantized(stages)

@@ -310,6 +310,18 @@ def test_boxes_and_scores_are_judged_apart(transposed: bool) -> None:
     assert judge.error([{"y": y}]) == 0 and judge.error([{"y": np.full_like(y, np.nan)}]) == math.inf
 
 
+def test_boxes_count_where_something_is() -> None:
+    graph = jq.load(detector())
+    sample = {"boxes": np.full((1, 4, 9), 10, np.float32), "scores": np.full((1, 3, 9), -30, np.float32)}
+    sample["scores"][0, 1, 5] = 3
+    judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
+    y = judge.reference[0]["y"]
+    there, elsewhere = y.copy(), y.copy()
+    there[:, :4, 5], elsewhere[:, :4, 3] = 11, 11
+    errors = [float(divergences(graph)({"y": y}, {"y": v})["b"]) for v in (there, elsewhere)]
+    assert errors == [pytest.approx(0.01, rel=1e-4), pytest.approx(0, abs=1e-6)]
+
+
 # --- Functions of the user's ---
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jq.recovery.equalization.groups import FIXED
-from jq.recovery.equalization.noise import Noise
+from jq.recovery.equalization.noise import Noise, Weight
 
 _ROUNDS = 8
 _SHARPNESS = (8.0, 24.0)  # p of the p-norm in the first and the last round
@@ -113,6 +113,9 @@ def _problem(noise: Noise, s: np.ndarray) -> dict[str, Arrays]:
             amount = tensor.importance.white * tensor.seen.beyond
             parts.put("passed", amount, classes, FIXED, bound=tensor.bound / tensor.tail, now=f)
     for weight in noise.weights:
+        if weight.per_channel:
+            parts.put_rows(weight, s)
+            continue
         up, down = s[weight.made], s[weight.read]
         read = np.broadcast_to(weight.read, weight.size.shape[:2])
         parts.codes.append(weight.grid.codes)
@@ -132,14 +135,36 @@ class _Parts:
     """The terms of sums over tensors, as lists."""
 
     def __init__(self) -> None:
-        self.lists: dict[str, list[dict[str, np.ndarray]]] = {k: [] for k in ("ranges", "ups", "downs", "passed")}
+        names = ("ranges", "ups", "downs", "passed", "rows", "row_ranges", "row_powers")
+        self.lists: dict[str, list[dict[str, np.ndarray]]] = {k: [] for k in names}
         self.codes: list[float] = []  # of each tensor so far
+        self.rows = self.powers = 0  # so far
 
     def put(self, name: str, value: np.ndarray, over: Any, under: Any, **more: Any) -> None:
         """Add values of the last tensor, with the classes whose factors multiply and divide them."""
         whole = {"over": over, "under": under, "tensor": len(self.codes) - 1, **more}
         arrays = {k: np.ravel(np.broadcast_to(v, value.shape)) for k, v in whole.items()}
         self.lists[name].append({"value": np.ravel(value), **arrays})
+
+    def put_rows(self, weight: Weight, s: np.ndarray) -> None:
+        """Add the outputs of a weight in which each has a step: (largest value * f[under])^2 * sum of powers / f[under]^2."""
+        size = weight.kernels / s[weight.read]
+        read, power = np.broadcast_to(weight.read, size.shape), weight.power * s[weight.read] ** 2
+        reach = np.maximum(size.max(1), _TINY)
+        own = len(power) > 1  # else all outputs read the same
+        counts = weight.importance * weight.size.shape[2] * np.square(reach / weight.grid.codes) / 12
+        self.lists["rows"].append({"value": counts, "power": self.powers + np.arange(len(size)) * own})
+        at = np.r_[np.arange(len(size)), size.argmax(0)], np.r_[size.argmax(1), np.arange(size.shape[1])]
+        order = at[0].argsort(kind="stable")
+        rows, columns = at[0][order], at[1][order]
+        ranges = {"value": size[rows, columns] / reach[rows], "under": read[rows, columns], "row": self.rows + rows}
+        self.lists["row_ranges"].append(ranges)
+        which = np.broadcast_to(self.powers + np.arange(len(power))[:, None], power.shape)
+        under = np.broadcast_to(weight.read, power.shape)
+        self.lists["row_powers"].append(
+            {k: np.ravel(v) for k, v in (("value", power), ("under", under), ("sum", which))}
+        )
+        self.rows, self.powers = self.rows + len(size), self.powers + len(power)
 
     def joined(self) -> dict[str, Arrays]:
         """All tensors' values as one array each, in the types that JAX computes in; ranges as parts of the largest."""
@@ -190,4 +215,17 @@ def _noise(problem: dict[str, Arrays], z: jax.Array, p: jax.Array) -> jax.Array:
     if of := problem["passed"]:
         u = of["bound"] * jnp.maximum(jnp.exp2(-octaves(of)) / of["now"] - 1, 0)
         total += (of["value"] * (1 - jnp.exp(-u) * (1 + u))).sum()
-    return total
+    return total + _noise_of_rows(problem, z, p) if problem["rows"] else total
+
+
+def _noise_of_rows(problem: dict[str, Arrays], z: jax.Array, p: jax.Array) -> jax.Array:
+    """The predicted noise of weights with a step for each output, whose own factor makes no difference."""
+    rows, ranges, powers = (problem[name] for name in ("rows", "row_ranges", "row_powers"))
+
+    def sums(values: jax.Array, index: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(values, index, len(rows["value"]), indices_are_sorted=True)
+
+    values = jnp.exp2(p * (jnp.log2(jnp.maximum(ranges["value"], _TINY)) - z[ranges["under"]]))
+    reach = jnp.exp2(2 / p * jnp.log2(jnp.maximum(sums(values, ranges["row"]), _TINY)))
+    power = sums(powers["value"] * jnp.exp2(2 * z[powers["under"]]), powers["sum"])
+    return (rows["value"] * reach * power[rows["power"]]).sum()

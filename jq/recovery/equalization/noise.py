@@ -94,6 +94,7 @@ class Weight:
     importance: np.ndarray  # of the outputs [O]
     grid: StepGrid
     each: float = 1.0  # elements that one which is looked at stands for
+    per_channel: bool = False  # whether each output has a step of its own
 
     @functools.cached_property
     def kernels(self) -> np.ndarray:
@@ -103,6 +104,10 @@ class Weight:
     def noise(self, factors: np.ndarray) -> float:
         """The predicted noise with these factors of all classes."""
         up, down = factors[self.made], factors[self.read]
+        if self.per_channel:  # a row's step has its own factor, which its noise is divided by
+            steps = (self.kernels / down).max(1) / self.grid.codes
+            power = np.broadcast_to(self.power * down**2, self.kernels.shape).sum(1)
+            return float((self.importance * steps**2) @ power) * self.size.shape[2] / 12
         weight, power = self.importance / up**2, np.broadcast_to(self.power * down**2, self.size.shape[:2])
         size, rows, columns = self.scaled(up, down)
         reach = float(size.max(initial=0))
@@ -279,12 +284,13 @@ def predict(graph: Graph, groups: Groups, seen: Mapping[str, Channels], config: 
         # Where biases are corrected, a weight's error has no mean.
         power = (x.variance if config.corrects_bias else x.power)[layer.reads]
         read = groups.channels[layer.x][layer.reads]
-        of_layer = made, read, power
+        of_layer, channelwise = (made, read, power), config.per_channel
         if layer.weight.size > BLOCK:
-            large = LargeWeight(*of_layer, layer.weight, counts.mixed, grids[1])
+            large = LargeWeight(*of_layer, layer.weight, counts.mixed, grids[1], per_channel=channelwise)
             weights.append(large.near(np.ones(groups.count)))
         else:
-            weights.append(Weight(*of_layer, np.abs(layer.weight), counts.mixed, grids[1]))
+            size = np.abs(layer.weight)
+            weights.append(Weight(*of_layer, size, counts.mixed, grids[1], per_channel=channelwise))
         if layer.bias is not None and config.bias == "weight":
             one = np.ones((1, 1))
             size = np.abs(layer.bias)[:, None, None]
