@@ -45,7 +45,7 @@ teacher = np.asarray(jax.jit(fn)(graph.params, {"input": images})["logits"])
 # gradient, so that every step computes with powers of two; tensors that must share one are learned together. The loss is the KL divergence from the float network's outputs.
 
 # %%
-steps, batch = 400, 64
+steps, batch = 200, 32
 groups = moving_together(graph, plan, config)
 state = {
     "params": {k: v for k, v in graph.params.items() if v.dtype == np.float32},
@@ -64,8 +64,9 @@ def loss(state, x, target):
     return optax.losses.kl_divergence(jax.nn.log_softmax(logits), jax.nn.softmax(target)).mean()
 
 
+rate = optax.warmup_cosine_decay_schedule(0.0, 5e-4, steps // 10, steps)
 optimizer = optax.multi_transform(
-    {"params": optax.adam(optax.cosine_decay_schedule(1e-3, steps)), "exponents": optax.adam(1e-2)},
+    {"params": optax.adam(rate), "exponents": optax.adam(2e-2)},
     {"params": "params", "exponents": "exponents"},
 )
 
