@@ -56,7 +56,7 @@ COLUMNS: Mapping[str, Column] = {
     "float_top1": NUMBER, "top1": NUMBER, "agreement": NUMBER, "sqnr": NUMBER, "kl": NUMBER, "seconds": NUMBER,
     "added_seconds": NUMBER, "megabytes": NUMBER, "digest": str, "jq": str, "jax": str, "jaxlib": str,
     **{f"{name}_{end}": NUMBER for name in ("change", "agreement", "sqnr", "kl") for end in ("low", "high")},
-    "only_float": NUMBER, "only_quantized": NUMBER, "p": NUMBER, "hits": str,
+    "change": NUMBER, "only_float": NUMBER, "only_quantized": NUMBER, "p": NUMBER, "hits": str,
 }  # fmt: skip
 # Options that only tuning reads.
 _TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop")

@@ -44,7 +44,7 @@ class TestNumbers:
     def test_each_run_gives_the_bytes_of_a_separate_one(self, found):
         """Weights, plan and metrics, from a run of `jq.quantize` for itself and onnxruntime on what it exports."""
         configs = experiment().configs
-        assert len(found.rows) == 12
+        assert len(found.rows) == 12 and all(row.keys() == MODULE.COLUMNS.keys() for row in found.rows)
         (want,) = onnxruntime_outputs(onnx.load_from_string(small()), {"x": HELD_OUT})
         for row in found.rows:
             result = jq.quantize(small(), IMAGES, configs[row["config"]].replace(seed=row["seed"]))
