@@ -41,8 +41,9 @@ teacher = np.asarray(jax.jit(fn)(graph.params, {"input": images})["logits"])
 # ## Train
 #
 # Rounding has a straight-through gradient, and the scale that of trained thresholds
-# ([Jain et al.](https://arxiv.org/abs/1903.08066)). An exponent is learned as a float that is rounded with the same straight-through
-# gradient, so that every step computes with powers of two; tensors that must share one are learned together. The loss is the KL divergence from the float network's outputs.
+# ([Jain et al.](https://arxiv.org/abs/1903.08066)). An exponent is learned as a float that is rounded with the same
+# straight-through gradient, so that every step computes with powers of two; tensors that must share one are learned together.
+# The loss is the KL divergence from the float network's outputs.
 
 # %%
 steps, batch = 200, 32
@@ -90,11 +91,14 @@ plt.xlabel("step"), plt.ylabel("KL divergence, training batch")
 # %% [markdown]
 # ## Export
 #
-# `make_plan` takes the learned exponents in place of those that it would choose, and applies the NPU's constraints to them, so that the
-# chip can run what comes out.
+# `make_plan` takes the learned exponents in place of those that it would choose, and applies the NPU's constraints to them.
 
 # %%
-own = {t: jax.tree.map(np.asarray, q) for t, q in scales(state["exponents"]).items() if t in plan.weights or t in stats.tensors}
+own = {
+    t: jax.tree.map(np.asarray, q)
+    for t, q in scales(state["exponents"]).items()
+    if t in plan.weights or t in stats.tensors
+}
 trained = jq.make_plan(graph, stats, config, scales=own)
 jq.export(graph, plan, path="rounded.onnx")
 jq.export(graph, trained, params={**graph.params, **state["params"]}, path="trained.onnx")
