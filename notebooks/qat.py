@@ -42,8 +42,8 @@ teacher = np.asarray(jax.jit(fn)(graph.params, {"input": images})["logits"])
 #
 # Rounding has a straight-through gradient, and the scale that of trained thresholds
 # ([Jain et al.](https://arxiv.org/abs/1903.08066)). An exponent is learned as a float that is rounded with the same
-# straight-through gradient, so that every step computes with powers of two; tensors that must share one are learned
-# together. The loss is the KL divergence from the float network's outputs.
+# straight-through gradient, so that every step computes with powers of two; tensors that must share one are learned together.
+# The loss is the KL divergence from the float network's outputs.
 
 # %%
 steps, batch = 200, 32
@@ -91,8 +91,7 @@ plt.xlabel("step"), plt.ylabel("KL divergence, training batch")
 # %% [markdown]
 # ## Export
 #
-# `make_plan` takes the learned exponents in place of those that it would choose, and applies the NPU's constraints to
-# them, so that the chip can run the result.
+# `make_plan` takes the learned exponents in place of those that it would choose, and applies the NPU's constraints to them.
 
 # %%
 own = {

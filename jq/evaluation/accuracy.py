@@ -63,7 +63,7 @@ class Classification:
             lines.append(f"{name}: top-1 {a.top1:.2%} +- {a.top1_error:.2%}{top5}, {a.samples:,} samples")
         first = next(iter(self.models))
         lines += [f"{name} beside {first}: {difference}" for name, difference in self.paired.items()]
-        if self.p is not None:
+        if len(self.models) == 2:
             lines.append(
                 f"another class for {self.other_class:,} samples; only the first is right on {self.only_first:,}, only the "
                 f"second on {self.only_second:,}: p = {self.p:.3g}"

@@ -146,7 +146,9 @@ class Results:
         lines, factors = self.summary(), self.factors()
         shown = [m for m in _TITLES if any(m in line.measures for line in lines)]
         tested = any(line.p is not None for line in lines)
-        named = list(next(iter(factors.values()))) if factors else ["config"]
+        named = list(next(iter(factors.values()), {}))
+        told = bool(named) and all(f"{name}=" in line.config for line in lines for name in named)  # names of a grid
+        named = named if told else ["config", *named]
         titles = ["model", *named, "seeds", *(_TITLES[m] for m in shown), *(["p"] if tested else [])]
         best = {}
         for model, own in itertools.groupby(lines, lambda line: line.model):
@@ -160,9 +162,8 @@ class Results:
             seeds = f"{line.seeds}"
             if line.seeds > 1 and line.different < line.seeds:
                 seeds += ", all the same" if line.different == 1 else f", {line.different} different"
-            row = [
-                _Cell(t) for t in (line.model, *(factors[line.config].values() if factors else [line.config]), seeds)
-            ]
+            words = [*([] if told else [line.config]), *factors.get(line.config, {}).values()]
+            row = [_Cell(text) for text in (line.model, *words, seeds)]
             for m in shown:
                 text = _shown(m, line) if m in line.measures else ""
                 row.append(_Cell(text, bool(text) and best.get((line.model, m)) == line.measures[m].mean))

@@ -133,13 +133,14 @@ class TestWork:
 class TestAblation:
     def test_rows_are_those_of_one_process(self, processes, tmp_path):
         """Several stages, seeds that draw samples, and a table that the first run leaves half done."""
-        drawing = dataclasses.replace(experiment(), subjects={"small": subject(samples=16)})
+        stages = experiment(finetune=[None, "adaround", "adaround+block"])
+        drawing = dataclasses.replace(stages, subjects={"small": subject(samples=16)})
         here = ablate(drawing).rows
         path = tmp_path / "rows.jsonl"
         ablate(dataclasses.replace(drawing, seeds=(3,)), path, executor=processes)
-        assert len(work_of(drawing, path).done) == 6
+        assert len(work_of(drawing, path).done) == 3
         there = ablate(drawing, path, executor=processes).rows
-        assert len(here) == 12 and len({r["digest"] for r in here}) == 12  # a seed draws other samples
+        assert len(here) == len({r["digest"] for r in here}) == 6  # a seed draws other samples
         assert unlike(here, there) == []
 
     def test_runs_whose_worker_dies_are_done_again(self, processes, tmp_path):
@@ -210,12 +211,11 @@ class TestSensitivity:
 
 
 class TestSearch:
-    @pytest.mark.parametrize("method", ["coordinate", "beam"])
-    def test_the_plan_is_that_of_one_process(self, processes, method):
+    def test_the_plan_is_that_of_one_process(self, processes):
         graph = jq.prepare(jq.load(small()), "XINT8")
         plan = jq.make_plan(graph, jq.calibrate(graph, subject().data, "XINT8"), "XINT8")
         found = [
-            research.search_exponents(graph, plan, subject().data, method=method, width=2, executor=executor)
+            research.search_exponents(graph, plan, subject().data, method="beam", width=2, executor=executor)
             for executor in (None, processes)
         ]
         assert found[0].steps == found[1].steps and found[0].steps
@@ -237,11 +237,11 @@ def test_many_writers_of_one_table_lose_nothing(suffix, tmp_path):
     with path.open("ab") as file:
         file.write(b'{"hash": "torn')
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=append_rows, args=(str(path), i, count)) for i in range(3)]
-    writers += [threading.Thread(target=append_rows, args=(str(path), i, count)) for i in range(3, 5)]
+    writers = [spawn.Process(target=append_rows, args=(str(path), i, count)) for i in range(2)]
+    writers += [threading.Thread(target=append_rows, args=(str(path), i, count)) for i in range(2, 4)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
     rows = Ledger.open(path, COLUMNS).rows
-    assert sorted(r["hash"] for r in rows) == sorted(["9-0", *(f"{w}-{i}" for w in range(5) for i in range(count))])
+    assert sorted(r["hash"] for r in rows) == sorted(["9-0", *(f"{w}-{i}" for w in range(4) for i in range(count))])

@@ -44,6 +44,12 @@ def test_options_that_differ_are_columns(results):
     wide = [{f"option{i}": i * n for i in range(1, 6)} for n in range(3)]
     many = Results([row(str(n), 0, np.ones(8, bool), **options) for n, options in enumerate(wide)])
     assert many.cells()[0][:2] == ["model", "config"]  # five are more than a table has room for
+    words = Results([row(n, 0, np.ones(8, bool), batch=b) for n, b in (("small", 4), ("large", 8))])
+    columns, cells = words.cells()  # a name of one's own says more than the options
+    assert columns[:3] == ["model", "config", "batch"] and [c[:3] for c in cells] == [
+        ["m", "small", "4"],
+        ["m", "large", "8"],
+    ]
     alike = Results([row(n, 0, np.ones(8, bool), batch=4) for n in "ab"])
     assert alike.cells()[0][:2] == ["model", "config"]
 
