@@ -174,8 +174,7 @@ class QuantConfig:
         "keep the network in one piece on the NPU: replace each Clip behind a layer by a Relu, or remove it, where the codes or "
         "the data cut there anyway, or where the squared error that this adds, relative to the power and summed over all such "
         "Clips, is at most this number; also rewrite shuffles, Transposes of five dims, Gathers, depthwise 1x1 convolutions, "
-        "means, Resizes and gates into operators that the NPU has, all exactly; 0 allows only what is exact, None nothing; "
-        "ignored under strict_quark",
+        "means, Resizes and gates into what the NPU has, exactly; 0 allows only what is exact; ignored under strict_quark",
         least=0,
     )
     pairs: Pairs = field(
@@ -500,6 +499,7 @@ _PRESETS = {
         constraints=(),
         fuse_activations=False,
         op_types=None,
+        pairs="each",
     ),
     "U8U8_AAWA": _ASYMMETRIC.replace(weight=UINT8, weight_symmetric=False),
     "INT8_CNN_DEFAULT": _ASYMMETRIC.replace(method="minmax"),

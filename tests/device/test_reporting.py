@@ -154,7 +154,8 @@ def test_the_commands(model, tmp_path, capfd):
     assert json.loads(out)["benchmark"][quantized]["throughput"] > 0
     _, out, _ = run(capfd, "simulate", quantized, "--data", data, *asked)
     assert json.loads(out)["benchmark"]["reading"] == json.loads(out)["onnxruntime_provider"] == "cpu"
-    _, out, _ = run(capfd, "compare", str(FLOAT), quantized, "--data", data, *asked)
+    _, out, err = run(capfd, "compare", str(FLOAT), quantized, "--data", data, *asked)
+    assert out, err
     assert "logits by cpu" in json.loads(out)["facts"] and json.loads(out)["benchmark"]["runs"]
     code, _, err = run(capfd, "infer", quantized, "--data", data, "-o", str(tmp_path / "n"), "--provider-option", "a")
     assert code == 2 and "--provider-option needs the form NAME=VALUE; got 'a'" in err

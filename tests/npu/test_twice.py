@@ -65,6 +65,7 @@ SMALL = {
         node("Concat", ["x", "a"], ["b"], axis=-3),
         node("Concat", ["b", "x"], ["y"], axis=1),
     ],
+    "gathers": [node("Gather", ["x", "two"], ["a"], axis=1), node("Relu", ["a"], ["y"])],
     "ordered shuffle": [node("Conv", ["x", "o"], ["c"]), *shuffle("c", "y")],
 }
 
@@ -76,6 +77,7 @@ def graph_of(name: str) -> Graph:
     arrays |= {"deep": np.ones((4, 1, 1, 1), np.float32), "o": np.ones((4, 4, 1, 1), np.float32)}
     arrays |= {"five": np.array([2, 2, 2, 16, 18]), "four": np.array([2, 4, 16, 18])}
     arrays |= {"zero": np.float32(0), "sides": np.float32([1, 1, 2, 2]), "ends": np.array([0, 0, 1, 2, 0, 0, 2, 1])}
+    arrays |= {"two": np.array([1, 3])}
     shapes = {"large pool": (2, 4, 40, 50), "rows": ("n", 18)}
     return load(build(SMALL[name], arrays, x=shapes.get(name, (2, 4, 16, 18))))
 
