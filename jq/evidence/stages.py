@@ -13,6 +13,7 @@ from jq.evidence.verdict import OutputsVerdict
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.plan.scales import channel_axes
+from jq.util.mapped import release
 
 _SHOWN = 24  # weights
 
@@ -26,9 +27,12 @@ def equalization_sections(before: Graph, after: Graph, plan: Plan) -> Iterator[S
     axes, rows = channel_axes(after), list[tuple[str, float, float]]()
     for name in plan.weights:
         one, other = before.params.get(name), after.params.get(name)
-        if one is None or other is None or one.shape != other.shape or np.array_equal(one, other):
+        if one is None or other is None or one.shape != other.shape:
             continue
-        uneven, even = (spread(weight, axes.get(name)) for weight in (one, other))
+        same = np.array_equal(one, other)
+        uneven, even = (None if same else spread(weight, axes.get(name)) for weight in (one, other))
+        release(one)
+        release(other)
         if uneven is not None and even is not None:
             rows.append((name, uneven, even))
     if not rows:

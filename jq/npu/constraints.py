@@ -159,6 +159,7 @@ class Errors:
         low, high = (int(bound - qparams.zero_point) for bound in (qparams.grid.qmin, qparams.grid.qmax))
         lost = array - np.clip(np.rint(array / coded), low, high) * scale
         power = float(np.square(array, dtype=np.float64).sum())
+        release(array)
         return float(np.square(lost.astype(np.float64)).sum()) / power if power else 0.0
 
     def share(self, node: Node, tensor: str) -> float:
@@ -216,7 +217,9 @@ class Errors:
     def _mean_square(self, tensor: str) -> float:
         """The power of a tensor per element; 0 where that is not known."""
         if tensor in self.params:
-            return float(np.square(np.asarray(self.params[tensor], np.float64)).mean())
+            mean = float(np.square(np.asarray(self.params[tensor], np.float64)).mean())
+            release(self.params[tensor])
+            return mean
         name = self.measured(tensor)
         return (0.0 if self.stats is None or name is None else self.stats.mean_square(name)) or 0.0
 
