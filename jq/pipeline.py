@@ -249,7 +249,8 @@ def _calibration_ahead(
     stored = isinstance(given, (str, os.PathLike, Mapping, Sequence, ImageFolder)) or hasattr(given, "__array__")
     if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1:
         return _nothing()
-    source = open_source(data, graph.inputs, seed=config.seed)
+    with warnings.catch_warnings(action="ignore"):  # they come where the data are read
+        source = open_source(data, graph.inputs, seed=config.seed)
     return programs.meanwhile(lambda: compile_ahead(graph, source, config, mesh))
 
 
