@@ -250,14 +250,17 @@ def _calibration_ahead(
 ) -> contextlib.AbstractContextManager[Callable[[], None]]:
     """Compile the program of calibration while equalization reads the data, as it changes weights alone.
 
-    Yields a function that waits for it. Where equalization takes no time, where samples come from the user's own code, or
-    where several processes compile a program together, nothing is compiled ahead.
+    Yields a function that waits for it. Where equalization takes no time, where samples come from the user's own code,
+    where several processes compile a program together, and on a single core, where two compilations only take more memory,
+    nothing is compiled ahead.
     """
     given = data.data if isinstance(data, Pixels) else data
     stored = isinstance(given, (str, os.PathLike, Mapping, Sequence, ImageFolder)) or hasattr(given, "__array__")
-    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1 or cores == 1:
         return _nothing()
-    source = open_source(data, graph.inputs, seed=config.seed)
+    with warnings.catch_warnings(action="ignore"):  # they come where the data are read
+        source = open_source(data, graph.inputs, seed=config.seed)
     return programs.meanwhile(lambda: compile_ahead(graph, source, config, mesh))
 
 

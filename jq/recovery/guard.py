@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jq.arithmetic.formats import Integer
@@ -88,17 +88,19 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
     if watched is None:
         return Guarded(config, plan, moves)
     state, mends = Guarded(config, plan, moves), dict[str, Mend]()
-    while new := _mended(graph, stats, state, watched, config.guard):
+    losses = list(watched.losses(plan))
+    while new := _mended(graph, stats, state, watched, losses, config.guard):
         mends |= {m.tensor: m for m, _ in new}
         changed = state.config
         for _, change in new:
             changed = _merged(changed, change)
         state = Guarded(changed, *plan_and_moves(graph, stats, changed))
         watched = watched.covering(state.plan)
-    left = {loss.tensor: loss for loss in watched.losses(state.plan)}
+        losses = list(watched.losses(state.plan))
+    left = {loss.tensor: loss for loss in losses}
     settled = [dataclasses.replace(m, after=left[m.tensor].sqnr if m.tensor in left else None) for m in mends.values()]
-    losses = {name: loss.sqnr for name, loss in left.items()}
-    return dataclasses.replace(state, mends=tuple(settled), losses=losses, shift=_shift(watched, state))
+    kept = {name: loss.sqnr for name, loss in left.items()}
+    return dataclasses.replace(state, mends=tuple(settled), losses=kept, shift=_shift(watched, state))
 
 
 def _shift(watched: Watched, state: Guarded) -> Mend | None:
@@ -139,9 +141,11 @@ def _watched(graph: Graph, config: QuantConfig, data: Any, plan: Plan) -> Watche
 Change = Mapping[str, Any]  # of a config: tensors to leave in float, or overrides
 
 
-def _mended(graph: Graph, stats: Stats, state: Guarded, watched: Watched, bound: float) -> list[tuple[Mend, Change]]:
+def _mended(
+    graph: Graph, stats: Stats, state: Guarded, watched: Watched, losses: Iterable[Loss], bound: float
+) -> list[tuple[Mend, Change]]:
     """Mends of the tensors that are below the bound; those that their own rounding ruins come first."""
-    ruined = [loss for loss in watched.losses(state.plan) if loss.sqnr < _bound(loss, graph, state, bound)]
+    ruined = [loss for loss in losses if loss.sqnr < _bound(loss, graph, state, bound)]
     if not ruined:
         return []
     log.info("guard: %d tensors below %g dB", len(ruined), bound)

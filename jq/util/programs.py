@@ -112,6 +112,7 @@ def meanwhile(compiling: Callable[[], None]) -> Iterator[Callable[[], None]]:
     try:
         yield thread.join
     finally:
+        thread.join()  # a process that ends while a thread of it compiles may abort
         _shelves[:] = [other for other in _shelves if other is not shelf]
 
 
