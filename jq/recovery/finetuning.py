@@ -47,6 +47,11 @@ from jq.recovery.walk import Record, Site, Tune, rehearsed, store_of, walk
 from jq.util.digest import digest
 from jq.util.progress import unit_bar
 
+_TUNED, _KEPT = (
+    "tuned ",
+    4,
+)  # what the keys of tuned params begin with, and how many are kept: each is as large as the network
+
 
 def finetune(
     graph: Graph,
@@ -137,6 +142,8 @@ def tuned(
             params, plan = tune_stage(*given, skip=saved.done(number), done=done)
             if known is not None and in_time():
                 known[keys[number]] = params, plan
+                for old in [key for key in known if key.startswith(_TUNED)][:-_KEPT]:
+                    del known[old]
     # Without time for all of it, more can be tuned from what there is.
     return (params, rescaled(graph, plan)), saved if in_time() else Progress(plan, complete=False)
 
@@ -150,7 +157,8 @@ def _identity(
     roundings: Mapping[str, Rounding],
 ) -> str:
     """A hash of all that the first stages of a config depend on, but for the data."""
-    return digest(graph, params, plan, config.replace(finetune="+".join(config.stages[:count])).to_dict(), roundings)
+    stages = config.replace(finetune="+".join(config.stages[:count]))
+    return f"{_TUNED}{digest(graph, params, plan, stages.to_dict(), roundings)}"
 
 
 def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Rounding] | None = None) -> None:
