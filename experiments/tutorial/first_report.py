@@ -28,7 +28,7 @@ COMMANDS = (
     "python3 -m venv .venv && . .venv/bin/activate && pip install -q '.[images]'",
     "jq-quant lint ../{model}",
     "jq-quant quantize ../{model} --data ../photos --prep {prep} -o ../{stem}_xint8.onnx",
-    "jq-quant compare ../{model} ../{stem}_xint8.onnx --data ../photos --report ../report.html",
+    "jq-quant compare ../{model} ../{stem}_xint8.onnx --data ../photos --limit 32 --report ../report.html",
 )
 _PROMPT = "\x1b]done %s\x07"  # an escape sequence that terminals do not show
 
