@@ -407,7 +407,8 @@ def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, clips: BoundCho
     if clips is not None:
         chosen["clips"] = str(clips)
     if ties := ties_of_outputs(ready.graph, plan, ready.stats):
-        chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items()) + " of samples at the top"
+        chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items())
+        chosen["ties"] += " of the samples, whose two largest values get the same code"
     return chosen
 
 

@@ -28,7 +28,7 @@ COMMANDS = (
     "python3 -m venv .venv && . .venv/bin/activate && pip install -q '.[images]'",
     "jq-quant lint ../{model}",
     "jq-quant quantize ../{model} --data ../photos --prep {prep} -o ../{stem}_xint8.onnx",
-    "jq-quant compare ../{model} ../{stem}_xint8.onnx --data ../photos --report ../report.html",
+    "jq-quant compare ../{model} ../{stem}_xint8.onnx --data ../photos --limit 32 --report ../report.html",
 )
 _PROMPT = "\x1b]done %s\x07"  # an escape sequence that terminals do not show
 
@@ -66,6 +66,19 @@ def recorded(commands: list[str], folder: Path, repository: Path) -> tuple[list[
     shell.stdin.close()
     shell.wait()
     return shown, seconds
+
+
+def thinned(shown: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The recording without the states of a progress bar that another follows within a second."""
+    redraws, kept = "\r\x1b[2K", list[tuple[float, str]]()
+    for at, text in shown:
+        before = kept[-1] if kept else (0.0, "")
+        redrawn = text.startswith(redraws) and before[1].startswith(redraws) and "\n" not in before[1]
+        if redrawn and at - before[0] < 1:
+            kept[-1] = before[0], text
+        elif text:
+            kept.append((at, text))
+    return kept
 
 
 def plain(shown: str) -> str:
@@ -113,8 +126,9 @@ def main() -> None:
         "height": HEIGHT,
         "title": f"From git clone to a report on {args.model.name}",
     }
-    lines = [json.dumps(header), *(json.dumps([round(at, 3), "o", text]) for at, text in shown if text)]
-    args.cast.write_text("\n".join(lines) + "\n")
+    events = ([round(at, 3), "o", text] for at, text in thinned(shown))
+    lines = [json.dumps(line, ensure_ascii=False) for line in (header, *events)]
+    args.cast.write_text("\n".join(lines) + "\n", encoding="utf-8")
     write_page(args.page, shown, commands, seconds)
     for command, spent in seconds.items():
         print(f"{spent:6.1f} s  {command}")
