@@ -102,7 +102,7 @@ def quantize(
     `data` is what `jq.calibrate` takes; None means random data, with a warning. The preprocessing of images is stored in
     the model's metadata, and used when the model is later compared or run on images. `time_budget`, `checkpoint`, `spill` and
     `roundings` are those of `jq.finetune`. `measured` is a dict that keeps what this call measures and tunes: later calls
-    with the same dict, model and data, and different options for the plan, do not measure it again, and go on from the
+    with the same dict, model and data, and different options for the plan, do not measure it again, and begin behind the
     stages of finetuning that they share. `stats` is a file that `jq-quant calibrate -o` wrote for this model
     and config; the network is then not calibrated again.
 

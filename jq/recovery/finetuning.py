@@ -102,7 +102,7 @@ def tuned(
 ) -> tuple[tuple[dict[str, Any], Plan], Progress]:
     """Return what `finetune` does, and its progress, to be forgotten once what was made of it is kept elsewhere.
 
-    `known` keeps what each stage ended with: a later call that begins with the same stages, on the same data, goes on there.
+    `known` keeps what each stage ended with: a later call that begins with the same stages, on the same data, continues from there.
     """
     start, roundings = time.perf_counter(), dict(roundings or {})
 
