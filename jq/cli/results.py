@@ -147,7 +147,7 @@ def evaluate(
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
     if models and (results or labels is None or len(models) > 2):
         raise ConfigError(
-            "--model needs one or two models and --labels, and excludes folders of results; give either models or folders"
+            "--model needs one or two models and --labels, and no folders of results; give either models or folders"
         )
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(

@@ -65,9 +65,7 @@ def fitting(value: Value, array: np.ndarray, pixels: Preprocessing | None, where
     if array.dtype == np.uint8 and len(shape) == 4 and channels in (1, 3):
         how = pixels or UNIT
         if any(np.size(v) not in (1, channels) for v in (how.mean, how.std)):
-            raise DataError(
-                f"{where}: mean and std do not fit the {channels} channels of input {value}"
-            )
+            raise DataError(f"{where}: mean and std do not fit the {channels} channels of input {value}")
         words.append(f"bytes taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
     elif array.dtype == np.float64 and value.dtype != np.float64:
         words.append(f"float64 rounded to {value.dtype}")

@@ -80,9 +80,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     height, width, channels = (value.shape[layout.index(axis)] for axis in "HWC")
     channels = channels if isinstance(channels, int) else 3
     if channels not in (1, 3) or any(np.size(v) not in (1, channels) for v in (folder.mean, folder.std)):
-        raise DataError(
-            f"{path}: mean and std do not fit the {channels} channels of input {value}"
-        )
+        raise DataError(f"{path}: mean and std do not fit the {channels} channels of input {value}")
     crop = (folder.crop, folder.crop) if isinstance(folder.crop, int) else folder.crop or (height, width)
     if any(isinstance(d, int) and d != c for d, c in zip((height, width), crop, strict=True)):
         raise DataError(f"{path}: images of {crop[1]}x{crop[0]} pixels do not fit input {value}; leave out crop")
