@@ -149,7 +149,7 @@ def evaluate(
         return
     results = results_of(baseline_results_folder, quantized_results_folder, folders)
     if models and (results or labels is None):
-        raise ConfigError("--model needs --labels, and excludes folders of results; give either models or folders")
+        raise ConfigError("--model needs --labels, and no folders of results; give either models or folders")
     if not models and (len(results) != 2 if labels is None else len(results) not in (1, 2)):
         raise ConfigError(
             f"evaluate needs two folders of results, a baseline's and a quantized model's, or one and --labels; got {len(results)}"

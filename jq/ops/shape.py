@@ -88,7 +88,7 @@ def tile(x: Array, repeats: np.ndarray) -> Array:
 def _believe(xp: Any, factors: Iterable[int]) -> None:
     """Raise an error for a huge size before numpy allocates it; for jax arrays tracing makes only the shape."""
     if xp is np and (size := math.prod(factors)) > _MOST_KNOWN:
-        raise ModelError(f"an output of {size} elements is out of proportion to the input")
+        raise ModelError(f"an output of {size} elements is out of all proportion to its input")
 
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
