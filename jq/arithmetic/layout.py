@@ -231,6 +231,12 @@ def packed(weight: np.ndarray, order: tuple[int, ...], device: Any = None) -> Pa
     return Packed(jax.device_put(np.ascontiguousarray(np.transpose(weight, order)), device), order)
 
 
+def like_packed(weight: Any, order: tuple[int, ...], device: Any = None) -> Packed:
+    """The shape and type of what `packed` gives."""
+    shape, kind = tuple(weight.shape[i] for i in order), jax.dtypes.canonicalize_dtype(weight.dtype)
+    return Packed(jax.ShapeDtypeStruct(shape, kind, sharding=device), order)
+
+
 def unpacked(weight: Array | Packed) -> Array:
     """A weight in ONNX's order; any other value as it is."""
     return ordered(weight, tuple(range(len(weight.order)))) if isinstance(weight, Packed) else weight

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jq.arithmetic import layout
 from jq.arithmetic.exponents import base_exponent, error_sums, least_squares, minmse_candidates, residual
 from jq.arithmetic.formats import Integer
 from jq.arithmetic.numerics import inverse_power, power_of_two
@@ -219,7 +220,8 @@ def weight_qparams(
 
 def _by_channel(array: np.ndarray, axis: int | None, grid: Integer) -> QParams:
     """A weight's power of two of least squared error, one for each channel along an axis, if it has one."""
-    rows = np.moveaxis(array, axis or 0, 0).reshape(1 if axis is None else array.shape[axis], -1)
+    rows = layout.rows(array, axis)
+    rows = rows.reshape(len(rows), -1)
     reach = np.abs(rows).max(1, initial=0)
     exponents = minmse_candidates(-reach, reach, grid)
     least, most = grid.qmin - grid.middle, grid.qmax - grid.middle

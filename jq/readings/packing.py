@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jq.arithmetic.layout import Packed, packed, weight_order
+from jq.arithmetic import layout
+from jq.arithmetic.layout import packed, weight_order
 from jq.data.stream import replicated
 from jq.graph import Graph, Node
 from jq.ops.table import lookup
@@ -57,10 +58,10 @@ def like_packed(graph: Graph, mesh: Mesh) -> dict[str, Any]:
     where, orders = replicated(mesh), _orders(graph, graph.params)
 
     def like(name: str, array: Array) -> Any:
-        order, kind = orders[name], jax.dtypes.canonicalize_dtype(array.dtype)
-        shape = array.shape if order is None else tuple(array.shape[i] for i in order)
-        struct = jax.ShapeDtypeStruct(shape, kind, sharding=where)
-        return struct if order is None else Packed(struct, order)
+        order = orders[name]
+        if order is not None:
+            return layout.like_packed(array, order, where)
+        return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype), sharding=where)
 
     return {name: like(name, array) for name, array in graph.params.items()}
 

@@ -78,7 +78,7 @@ def _planned(
 
 
 def _selected(values: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """Of values by candidate [n, groups, ..., outputs] those of one, or for each output of its own."""
+    """The values [groups, ..., outputs] of one candidate among several, or of one for each output."""
     if not np.ndim(best):
         return values[best]
     index = best.reshape(1, best.shape[0], *(1,) * (values.ndim - 3), best.shape[1])
@@ -157,7 +157,7 @@ def _seen(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tried:
+class RoundedWays:
     """A layer rounded with each of several scales, which come first; by group and output."""
 
     columns: Array  # (scales, groups, K, outputs)
@@ -168,7 +168,7 @@ class Tried:
 
 
 @program(0)
-def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums, factors: Array) -> Tried:
+def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums, factors: Array) -> RoundedWays:
     """Columns rounded with scales times factors.
 
     Compiled for shapes, not for patterns or numbers: this takes longer to compile than all else of a unit.
@@ -183,7 +183,7 @@ def _solved(rounding: Rounding, columns: Array, qparams: QParams, total: Sums, f
         return rounded, form.shift(rounded - columns), form.by_output(rounded - columns), before
 
     rounded, shift, errors, before = jax.lax.map(tried, factors)
-    return Tried(rounded, shift, errors, before[0], form.c)
+    return RoundedWays(rounded, shift, errors, before[0], form.c)
 
 
 @program(0)

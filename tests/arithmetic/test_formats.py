@@ -36,7 +36,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         format_named("Int4")
 
 
-@pytest.mark.parametrize("grid", INTEGERS.values(), ids=repr)
+@pytest.mark.parametrize("grid", [g for g in INTEGERS.values() if g.bits >= 4], ids=repr)
 def test_integers_have_the_bounds_of_their_type(grid: formats.Integer) -> None:
     info = ml_dtypes.iinfo(grid.dtype)
     assert (grid.qmin, grid.qmax, grid.bits) == (int(info.min), int(info.max), int(info.bits))

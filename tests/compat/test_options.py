@@ -374,7 +374,7 @@ def test_newer_configs(graph: jq.Graph) -> None:
 
 def test_newer_configs_that_contradict(graph: jq.Graph) -> None:
     for error, config in {
-        "both": QConfig(
+        "exclude each other": QConfig(
             QLayerConfig(XInt8Spec(), weight=XInt8Spec()), algo_config=[AdaRoundConfig(), AdaQuantConfig()]
         ),
         "give one of them": QConfig(QLayerConfig(XInt8Spec(), XInt8Spec(), XInt8Spec())),

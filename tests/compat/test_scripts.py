@@ -260,7 +260,7 @@ def test_calibration_is_kept_and_restored(option: str, tmp_path: Path, monkeypat
     assert ranges["input"][0] == pytest.approx(IMAGES.min())
     assert ranges["input"][1] == pytest.approx(IMAGES.max())
     monkeypatch.setattr("jq.pipeline.calibrate", None)  # a second calibration would fail
-    monkeypatch.setattr("jq.pipeline.equalize", None)
+    monkeypatch.setattr("jq.pipeline.equalized", None)
     second = quantized(config)
     drop = [[p for p in m.metadata_props if p.key != "jq.seconds"] for m in (first, second)]
     assert first.graph == second.graph

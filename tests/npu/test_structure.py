@@ -53,6 +53,8 @@ def test_order() -> None:
         "depthwise_to_dense",
         "shuffle_to_weights",
         "shuffle_to_conv",
+        "transpose_in_four",
+        "gather_to_slice",
         "clip_to_relu",
         "hard_sigmoid_to_clip",
         "resize_to_matmul",

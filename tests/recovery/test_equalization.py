@@ -349,7 +349,9 @@ class TestNoise:
         rng = np.random.default_rng(seed)
         w, power = uneven(24, 32, seed=seed, spread=0.3), rng.uniform(0.1, 2, 32)
         classes = np.ones(24, np.int64), np.zeros((1, 32), np.int64)
-        weight = Weight(*classes, power[None], np.abs(w)[:, :, None], np.ones(24), StepGrid(127.0, False), True)
+        weight = Weight(
+            *classes, power[None], np.abs(w)[:, :, None], np.ones(24), StepGrid(127.0, False), per_channel=True
+        )
         step = np.abs(w).max(1, keepdims=True) / 127
         predicted = weight.noise(np.ones(2))
         assert 0.6 < predicted / (np.square(np.rint(w / step) * step - w) @ power).sum() < 1.6

@@ -161,7 +161,7 @@ def _swaps(order: _Shape) -> list[_Shape]:
     """The fewest swaps of neighbouring blocks that make an order, each as the ends of the two blocks: (first, second, end).
 
     >>> _swaps((0, 3, 1, 4, 2))  # as DepthToSpace has it
-    [(1, 3, 4), (3, 4, 5)]
+    [(1, 2, 4), (1, 2, 5)]
     """
     begin = tuple(range(len(order)))
     ways: dict[_Shape, list[_Shape]] = {begin: []}
