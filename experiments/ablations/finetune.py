@@ -8,7 +8,7 @@ bundled evaluation set, and models as in experiments/bench/quantize.py after the
 calibration, FOLDER the JPEGs that they are evaluated on.
 
 A variant is a sum of cle (cross-layer equalization), bc (bias correction) and stages of finetuning: bias, adaround,
-adaquant, block, network. With a stage, biases are the stage's, and bc changes nothing. cle+bc is the preset XINT8,
+adaquant, block, network, exponents. With a stage, biases are the stage's, and bc changes nothing. cle+bc is the preset XINT8,
 cle+adaround XINT8_ADAROUND, cle+adaround+block XINT8_ACCURATE.
 
 Every run is a process of its own with an empty compilation cache, so its seconds do not depend on the others: wall and
@@ -37,9 +37,9 @@ from experiments.common import RESULTS, all_versions, bundled, fresh, machine, r
 VARIANTS = (
     "none", "cle", "bc", "cle+bc", "bias", "adaround", "adaquant", "block", "network", "cle+bias", "cle+adaround",
     "cle+adaquant", "cle+block", "cle+network", "cle+adaround+block", "cle+adaquant+block", "cle+adaround+network",
-    "cle+adaround+block+network",
+    "cle+adaround+block+network", "cle+adaround+exponents",
 )  # fmt: skip
-STAGES = ("bias", "adaround", "adaquant", "block", "network")
+STAGES = ("bias", "adaround", "adaquant", "block", "network", "exponents")
 
 
 def changes(variant: str, seed: int) -> dict[str, Any]:
