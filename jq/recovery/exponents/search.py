@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -117,9 +118,12 @@ def searched(
 ) -> Search:
     """Return the exponents of activations with which these weights make the outputs nearest to the float network's.
 
-    With fewer samples than are held back in turn, or nothing that could move, they stay.
+    With fewer samples than are held back in turn, of which there is a warning, or nothing that could move, they stay.
     """
     moves = Moves.of(graph, plan, config, weights=False)
+    if len(samples) < APART:
+        text = f"the stage 'exponents' needs {APART} samples or more; got {len(samples)}, so the exponents stay"
+        warnings.warn(text, stacklevel=2)
     if not moves.groups or len(samples) < APART:
         return Search(plan, float("nan"), float("nan"), ())
     kept, apart = blocks_of(graph, samples, config, apart=APART)
