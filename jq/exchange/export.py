@@ -28,7 +28,7 @@ from jq.passes.explicit import explicit
 from jq.passes.opset import with_opset
 from jq.plan import Plan, QParams
 from jq.readings.fake import as_planned
-from jq.util.mapped import release
+from jq.util.mapped import like, release
 
 Format = Literal["qdq", "qoperator", "vitis_qdq", "fix_neuron"]
 Names = tuple[str, ...]
@@ -152,7 +152,7 @@ class _Writer:
         array, grid = np.asarray(self.arrays[name], np.float32), qparams.grid
         if isinstance(grid, Integer) and self.format != "fix_neuron":
             codes = self._name(f"{name}_quantized")
-            self.arrays[codes] = qparams.stored(array)
+            self.arrays[codes] = like(qparams.stored(array), array)
             self.head.append(self._dequantize(name, codes, qparams))
             release(array)
         elif isinstance(grid, Float):

@@ -62,22 +62,35 @@ def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton:
     With `skeleton`, large weights become typed inputs. Protobuf's limit is 2 GB; use `save` above it.
     """
     arrays = _arrays(graph, params)
-    large = {k: Value(k, a.dtype, a.shape) for k, a in arrays.items() if skeleton and a.nbytes > SKELETON_BYTES}
-    kept = {k: a for k, a in arrays.items() if k not in large}
+    return _taking(graph, arrays, [k for k, a in arrays.items() if skeleton and a.nbytes > SKELETON_BYTES])
+
+
+def to_model_taking(graph: Graph, weights: Iterable[str]) -> ModelProto:
+    """Return the graph as an ONNX model that has some of its weights as inputs, which whoever runs it gives with the others."""
+    return _taking(graph, graph.arrays, weights)
+
+
+def _taking(graph: Graph, arrays: Mapping[str, np.ndarray], weights: Iterable[str]) -> ModelProto:
+    taken = {k: Value(k, arrays[k].dtype, arrays[k].shape) for k in weights}
+    kept = {k: a for k, a in arrays.items() if k not in taken}
     if (size := sum(a.nbytes for a in kept.values())) > _LARGEST_PROTO:
         raise ModelError(f"{size / 1e9:.1f} GB of weights do not fit one ONNX message; write the graph with jq.save")
-    return _model(graph, (*graph.inputs, *large.values()), [_tensor(k, a) for k, a in kept.items()])
+    return _model(graph, (*graph.inputs, *taken.values()), [_tensor(k, a) for k, a in kept.items()])
 
 
-def to_model_beside(graph: Graph) -> tuple[ModelProto, dict[str, np.ndarray]]:
-    """Return the graph as an ONNX model without its large weights, and these: their data lie in no file, but beside it."""
-    large = {k: a for k, a in graph.params.items() if a.nbytes >= _LEAST_BESIDE and a.dtype.name in _BESIDE}
-    tensors = [_tensor(k, a) for k, a in graph.arrays.items() if k not in large]
-    for name, array in large.items():
+def large_weights(graph: Graph) -> dict[str, np.ndarray]:
+    """Return the weights of which a runtime need not have a copy in the model."""
+    return {k: a for k, a in graph.params.items() if a.nbytes >= _LEAST_BESIDE and a.dtype.name in _BESIDE}
+
+
+def to_model_beside(graph: Graph, weights: Mapping[str, np.ndarray]) -> ModelProto:
+    """Return the graph as an ONNX model without some of its weights: their data lie in no file, but beside it."""
+    tensors = [_tensor(k, a) for k, a in graph.arrays.items() if k not in weights]
+    for name, array in weights.items():
         tensor = _external_tensor(name, array)
         tensor.external_data.add(key="location", value="beside")
         tensors.append(tensor)
-    return _model(graph, graph.inputs, tensors), large
+    return _model(graph, graph.inputs, tensors)
 
 
 def save(

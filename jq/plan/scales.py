@@ -252,12 +252,19 @@ def minmse_exponents(arrays: list[np.ndarray], grid: Integer) -> np.ndarray:
     """
     if not arrays:
         return np.zeros(0, np.int32)
-    reach = np.array([np.abs(ends(a)).max() for a in arrays])
+    reach = np.array([_reach(a) for a in arrays])
     exponents = minmse_candidates(-reach, reach, grid)
     errors = np.zeros(exponents.shape)
     for rows, owner in _rows_of(arrays):
         np.add.at(errors, owner, np.asarray(_row_errors(rows, exponents[owner], grid), np.float64))
     return least_squares(exponents, errors)
+
+
+def _reach(array: np.ndarray) -> np.float32:
+    """The largest magnitude of a weight, which is then given back to its file."""
+    largest = np.abs(ends(array)).max()
+    release(array)
+    return largest
 
 
 def _rows_of(arrays: list[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -16,11 +16,11 @@ from onnx import ModelProto
 from jq.errors import ConfigError, ModelError
 from jq.graph import Graph
 from jq.graph.read import load
-from jq.graph.write import to_model, to_model_beside
+from jq.graph.write import large_weights, to_model, to_model_beside, to_model_taking
 from jq.readings.provider import CPU, Provider, compiled, keep_note, provider_names, short_name
 from jq.util.digest import digest
 
-_LARGE = 1 << 29  # bytes of weights, of which onnxruntime makes no second copy in the order of its kernels
+_LARGE = 1 << 29  # bytes of weights, from which on onnxruntime is given them anew with each sample, and has no copy
 Reading: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
 
@@ -35,7 +35,8 @@ class RuntimeReading:
     taken: Mapping[str, int] | None  # nodes by the short name of the provider that runs them; None: not told
     seconds: float  # that loading and compiling took
     reused: bool = False  # a model that was compiled before
-    held: tuple[Any, ...] = ()  # weights that the session reads where they are
+    held: tuple[Any, ...] = ()  # weights that the session was made of
+    given: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # weights that it has as inputs
 
     @property
     def name(self) -> str:
@@ -50,7 +51,8 @@ class RuntimeReading:
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The model's outputs."""
         try:
-            arrays = self.session.run(list(self.outputs), {k: np.asarray(v) for k, v in inputs.items()})
+            sample = {k: np.asarray(v) for k, v in inputs.items()}
+            arrays = self.session.run(list(self.outputs), {**self.given, **sample})
         except Exception as error:
             raise ModelError(f"onnxruntime does not run this model: {_first_line(error)}") from error
         return dict(zip(self.outputs, arrays, strict=True))
@@ -81,9 +83,9 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
         options.add_session_config_entry("ep.context_enable", "1")
         options.add_session_config_entry("ep.context_file_path", os.fspath(asked.context))
         options.add_session_config_entry("ep.context_embed_mode", str(int(asked.embed)))
-    source, held = model, tuple[Any, ...]()
+    source, held, given = model, tuple[Any, ...](), dict[str, np.ndarray]()
     if isinstance(model, Graph):
-        source, held = _beside(model, options) if asked.short == CPU else (to_model(model), ())
+        source, held, given = _beside(model, options) if asked.short == CPU else (to_model(model), (), {})
     providers = [(asked.whole, asked.words), *([] if asked.short == CPU else [provider_names()[CPU]])]
     try:
         source = source.SerializeToString() if isinstance(source, ModelProto) else source
@@ -99,22 +101,26 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
     else:
         _check_alike(ready, session, model)
     names = tuple(output.name for output in session.get_outputs())
-    reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None, held)
+    reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None, held, given)
     _warn_of_others(reading)
     return reading
 
 
-def _beside(graph: Graph, options: Any) -> tuple[ModelProto, tuple[Any, ...]]:
-    """The model for a session that reads large weights where they are, without a copy, and these."""
+def _beside(graph: Graph, options: Any) -> tuple[ModelProto, tuple[Any, ...], dict[str, np.ndarray]]:
+    """The model for a session, its large weights as the session is made of them, and those that each call gives it.
+
+    Of weights that a session is made of, onnxruntime has a copy while it reads them, and another one in the order of its
+    kernels. An input it reads where it is: mapped from a file, it takes no memory but while it is read.
+    """
     import onnxruntime
 
-    model, weights = to_model_beside(graph)
+    weights = large_weights(graph)
+    if sum(a.nbytes for a in weights.values()) > _LARGE:
+        return to_model_taking(graph, weights), (), weights
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(np.require(a, None, ["C", "A"])) for a in weights.values()]
     if values:
         options.add_external_initializers(list(weights), values)
-    if sum(a.nbytes for a in weights.values()) > _LARGE:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    return model, tuple(values)
+    return to_model_beside(graph, weights), tuple(values), {}
 
 
 def _taken(session: Any, asked: Provider) -> Mapping[str, int] | None:

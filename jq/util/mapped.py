@@ -22,13 +22,18 @@ def release(array: Any) -> None:
     """
     if not isinstance(array, np.ndarray) or array.nbytes < _LEAST:
         return
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        if isinstance(owner, np.memmap) and owner.mode not in ("r", "r+"):
-            return
-        owner = owner.base
+    owner = _owner(array)
     if isinstance(owner, mmap.mmap) and _GIVES_BACK:
         owner.madvise(mmap.MADV_DONTNEED)
+
+
+def _owner(array: Any) -> Any:
+    """What holds an array's memory; None where that is a file that may be unlike its memory."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array.mode not in ("r", "r+"):
+            return None
+        array = array.base
+    return array
 
 
 def like(array: np.ndarray, source: Any) -> np.ndarray:
@@ -53,7 +58,7 @@ def all_like(arrays: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray])
 
 
 def _is_mapped(array: Any) -> bool:
-    return isinstance(array, np.memmap) and _GIVES_BACK
+    return isinstance(_owner(array), mmap.mmap) and _GIVES_BACK
 
 
 def one_by_one(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

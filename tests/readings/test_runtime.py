@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
 
 import jq
 from jq.errors import ConfigError, DataError, ModelError
@@ -184,3 +185,21 @@ def test_device_in_compare_and_simulate():
     assert asked == [1] * 4 and simulation.agreements[0].equal < 1 and simulation.reading == "own"
     with pytest.raises(ConfigError, match=r"compares with a provider of onnxruntime.*got 'jq'"):
         jq.integer.simulate(jq.integer.load(model), IMAGES, reading="jq")
+
+
+def test_large_weights_are_inputs_of_the_session(rng, tmp_path, monkeypatch):
+    """What it computes stays the same, and what it takes of the user too; the limits are lowered."""
+    weights = {"a": rng.standard_normal((16, 16)).astype(np.float32), "b": rng.standard_normal((16, 16)).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["y"])]
+    ends = [[helper.make_tensor_value_info(name, 1, ["N", 16])] for name in ("x", "y")]
+    tensors = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = helper.make_graph(nodes, "g", *ends, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = rng.standard_normal((3, 16)).astype(np.float32)
+    (want,) = onnxruntime_outputs(model, {"x": x})
+    monkeypatch.setattr("jq.graph.write._LEAST_BESIDE", 1)
+    for limit in (1 << 29, 1):
+        monkeypatch.setattr("jq.readings.runtime._LARGE", limit)
+        reading = onnxruntime_reading(jq.load(model))
+        assert set(reading.given) == (set(weights) if limit == 1 else set())
+        np.testing.assert_array_equal(reading({"x": x})["y"], want)
