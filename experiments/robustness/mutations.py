@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,11 @@ _WORDS = (
 _TOKENS = (
     b"", b"null", b"NaN", b"-1", b"1e999", b"99999999999999999999", b'"', b"'", b"[", b"]", b"{", b"}", b"[[[[[[[[[[", b"\n", b"\r",
     b",", b"=", b".", b"a.b.c", b"#", b"\x00", b"\xff", b"\xe2\x80\xa8", b"true", b'"\\ud800"', b"XINT8", b"0x10", b"1979-05-27",
+)  # fmt: skip
+
+_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2.5, 1e308, float("nan"), float("inf"), -float("inf"), 1 << 31, 1 << 63, 1 << 200, "", "x", "0",
+    "nan", "1e999", "a\nb", "\u2028", "\ud800", "N" * 2000, "../x", [], {}, [[]], [None], [1, "x"], {"x": 1}, {"": []}, [0] * 100,
 )  # fmt: skip
 
 
@@ -71,6 +78,41 @@ def swap_lines(data: bytes, rng: Rng) -> bytes:
     if rng.random() < 0.7:
         lines.insert(b, line)
     return b"\n".join(lines)
+
+
+def edit_values(data: bytes, rng: Rng) -> bytes:
+    """One to three values of a document (JSON, a line of JSON, TOML) in place of others: odd ones, of any kind."""
+    for _ in range(int(rng.integers(1, 4))):
+        odd = _VALUES[rng.integers(len(_VALUES))]
+        try:
+            data = json.dumps(_with_value(json.loads(data), odd, rng)).encode()
+            continue
+        except (ValueError, RecursionError):  # several documents, or another form
+            lines = data.split(b"\n")
+        index = int(rng.integers(len(lines)))
+        name, equals, _ = lines[index].partition(b"=")
+        if equals:
+            lines[index] = name + b"= " + json.dumps(odd).replace("null", "nan").encode()
+        else:
+            with contextlib.suppress(ValueError, RecursionError):
+                lines[index] = json.dumps(_with_value(json.loads(lines[index]), odd, rng)).encode()
+        data = b"\n".join(lines)
+    return data
+
+
+def _with_value(document: Any, odd: Any, rng: Rng) -> Any:
+    """A document with one of its values, at any depth, in place of which stands another; or without it."""
+    if not isinstance(document, (dict, list)) or not document or rng.random() < 0.1:
+        return odd
+    keys = list(document) if isinstance(document, dict) else range(len(document))
+    key = keys[int(rng.integers(len(keys)))]
+    if rng.random() < 0.1:
+        del document[key]
+    elif isinstance(document, list) and rng.random() < 0.1:
+        document.append(document[key])
+    else:
+        document[key] = _with_value(document[key], odd, rng)
+    return document
 
 
 def edit_fields(data: bytes, rng: Rng) -> bytes:
@@ -149,6 +191,6 @@ def _other(value: Any, model: ModelProto, rng: Rng) -> Any:
 
 
 BYTES: dict[str, Mutation] = {"bits": flip_bits, "length": truncate, "splice": splice}
-TEXT: dict[str, Mutation] = {**BYTES, "tokens": edit_tokens, "lines": swap_lines}
+TEXT: dict[str, Mutation] = {**BYTES, "tokens": edit_tokens, "lines": swap_lines, "values": edit_values}
 MODEL: dict[str, Mutation] = {"bits": flip_bits, "length": truncate, "fields": edit_fields}
-WEIGHTS = {"bits": 1, "length": 1, "splice": 2, "tokens": 6, "lines": 3, "fields": 12}
+WEIGHTS = {"bits": 1, "length": 1, "splice": 2, "tokens": 6, "lines": 3, "values": 12, "fields": 12}

@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx.backend.test.loader import load_model_tests
 
+from experiments.robustness.stages import tuned_before
+
 NETWORKS = 12  # random ones
 SUITE = "suite_"  # the names of onnx's own cases begin so
 LARGEST = 1 << 18  # bytes of one of these
@@ -67,14 +69,24 @@ def _documents() -> dict[str, bytes]:
     experiment += "[grid]\nfinetune_steps = [5]\n"
     report = {
         "deviceStat": [{"name": "NPU", "nodeNum": 2, "supportedOpType": ["::Conv"]}],
-        "nodeStat": [{"input": ["x"]}],
+        "nodeStat": [{"input": ["x"], "output": ["y"], "opType": "Conv", "device": "NPU"}],
+        "subgraphStat": [{"device": "NPU", "count": 4}],
+    }
+    images, labels = (a[:2] for a in jq.zoo.evaluation_set())
+    made = jq.npu.device_report(jq.zoo.path("fashion_resnet"), images, reading="cpu", labels=labels, with_inputs=True)
+    boxes = {
+        "images": [{"id": i, "file_name": f"{i}.png", "height": 10, "width": 20} for i in (1, 2)],
+        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
+        "annotations": [{"image_id": i, "category_id": 3, "bbox": [1, 2, 3.5, 4], "iscrowd": i - 1} for i in (1, 2)],
     }
     return {
+        "boxes.json": json.dumps(boxes).encode(),
         "config.toml": as_toml(jq.presets["XINT8"].replace(overrides={"stem*": {"symmetric": True}})).encode(),
         "config.json": json.dumps(jq.presets["A8W8"].to_dict()).encode(),
         "experiment.toml": experiment.encode(),
         "prep.toml": PREPROCESSINGS["imagenet"].to_toml().encode(),
         "report.json": json.dumps(report).encode(),
+        "device.json": json.dumps(made.to_dict()).encode(),
     }
 
 
@@ -91,7 +103,8 @@ def _tables() -> dict[str, bytes]:
             for name in ("one", "two\nlines"):
                 ledger.append({**row, "config": name})
             found[f"ledger{suffix}"] = Path(f"{folder}/ledger{suffix}").read_bytes()
-    return found
+    search = {"hash": "a", "rung": "XINT8", "config": "{}", "score": None, "facts": None, "seconds": 0.5, "outcome": ""}
+    return {**found, "search.jsonl": json.dumps(search).encode() + b"\n"}
 
 
 def _arrays() -> dict[str, bytes]:
@@ -106,11 +119,15 @@ def _arrays() -> dict[str, bytes]:
         graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")), "XINT8")
         jq.calibrate(graph, images, "XINT8").save(f"{folder}/stats.safetensors")
         found["stats.safetensors"] = Path(f"{folder}/stats.safetensors").read_bytes()
+        progress = tuned_before(Path(f"{folder}/checkpoint.safetensors"))
+        for unit, name in enumerate(("stem.weight", "logits.weight")):
+            progress.keep(0, unit, {name: graph.params[name]}, {})
+        found["checkpoint.safetensors"] = Path(f"{folder}/checkpoint.safetensors").read_bytes()
     try:
         import PIL.Image
     except ImportError:
         return found
-    for suffix in (".png", ".jpg"):
+    for suffix in (".png", ".jpg", ".bmp", ".gif", ".tif", ".webp", ".ppm"):
         picture = io.BytesIO()
         PIL.Image.fromarray(np.uint8(255 * np.clip(images[0, 0], 0, 1))).save(
             picture, PIL.Image.registered_extensions()[suffix]

@@ -33,6 +33,7 @@ _DTYPES = (
 )
 _BINS = 64
 _LARGEST = 1 << 31  # elements of an array in a file
+_MOST_DIMS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +279,11 @@ def _recorded(path: str | os.PathLike[str], fields: Mapping[str, Any]) -> Record
     record = Recorded(**given)
     shape = record.shape
     if record.data is not None and (
-        record.dtype not in _DTYPES or not shape or min(shape) < 0 or math.prod(shape) > _LARGEST
+        record.dtype not in _DTYPES
+        or not shape
+        or min(shape) < 0
+        or math.prod(d or 1 for d in shape) > _LARGEST
+        or len(shape) > _MOST_DIMS
     ):
         raise DataError(f"{path}: tensor {record.name!r} cannot be {record.dtype}{list(shape or ())}; {_HOW}")
     record.array()  # damage shows now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jq.util import files
 
 _LEAST, _OVERLAP, _MOST = 0.001, 0.7, 300  # score, IoU and count of the boxes that are kept, as COCO is evaluated
 _LARGEST = 1 << 30  # bytes of a truth: COCO's largest is half of that
+_MOST_PIXELS = 1 << 20  # of an image, along one side
 _CORNERS = 4
 
 
@@ -72,31 +72,36 @@ def read_coco(path: Path) -> CocoTruth:
     Crowds, which are no single objects, are left out.
     """
     try:
-        document = json.loads(files.text(path, largest=_LARGEST))
-        numbers = {c["id"]: i for i, c in enumerate(sorted(document["categories"], key=lambda c: int(c["id"])))}
-        names = [str(c["name"]) for c in sorted(document["categories"], key=lambda c: int(c["id"]))]
+        document = files.parsed(files.text(path, largest=_LARGEST))
+        categories = sorted(document["categories"], key=lambda c: int(c["id"]))
+        numbers = {c["id"]: i for i, c in enumerate(categories)}
         of_image: dict[Any, list[tuple[int, Sequence[float]]]] = {image["id"]: [] for image in document["images"]}
         for a in document["annotations"]:
-            if not a.get("iscrowd"):
+            if not ("iscrowd" in a and a["iscrowd"]):
                 of_image[a["image_id"]].append((numbers[a["category_id"]], a["bbox"]))
         images = [
-            TrueImage(
-                Path(image["file_name"]).stem,
-                (int(image["height"]), int(image["width"])),
-                _true_boxes(of_image[image["id"]]),
-            )
+            TrueImage(Path(image["file_name"]).stem, _sizes_of(image), _true_boxes(of_image[image["id"]]))
             for image in document["images"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
+        return CocoTruth(tuple(images), tuple(str(c["name"]) for c in categories))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is no COCO file of instances ({type(error).__name__}: {error}); expected a JSON object with images (id, "
             "file_name, height, width), categories (id, name) and annotations (image_id, category_id, bbox)"
         ) from error
-    return CocoTruth(tuple(images), tuple(names))
+
+
+def _sizes_of(image: Mapping[str, Any]) -> tuple[int, int]:
+    height, width = int(image["height"]), int(image["width"])
+    if not (0 < height < _MOST_PIXELS and 0 < width < _MOST_PIXELS):
+        raise ValueError(f"an image of {height} x {width} pixels")
+    return height, width
 
 
 def _true_boxes(pairs: Sequence[tuple[int, Sequence[float]]]) -> Boxes:
-    corners = np.array([b for _, b in pairs], np.float64).reshape(-1, _CORNERS)
+    corners = np.array([b for _, b in pairs], np.float64).reshape(len(pairs), _CORNERS)
+    if not np.isfinite(corners).all():
+        raise ValueError("a bbox that is not finite")
     corners[:, 2:] += corners[:, :2]
     return Boxes(corners, np.array([c for c, _ in pairs], np.int64))
 

@@ -27,6 +27,7 @@ Form = Literal["JSON", "TOML"]
 
 _STALE = 3600  # seconds after which a draft is one of a killed run
 _DEEPEST = 64  # levels of a document
+_LONGEST_NUMBER = 1000  # bits of a whole number: one of more is no float64
 _DOCUMENT = 256 << 20  # bytes: reports of devices hold tensors
 _SETTINGS = 4 << 20  # bytes of TOML, whose parser takes a hundred times as many
 
@@ -107,13 +108,15 @@ def _toml(source: str) -> Any:
 
 
 def _check_document(made: Any) -> None:
-    """Raise a ValueError for a document that nests too deep, or whose text has no encoding."""
+    """Raise a ValueError for a document that nests too deep, or holds text without an encoding or a number beyond all."""
     level: list[Any] = [made]
     for _ in range(_DEEPEST):
         below: list[Any] = []
         for value in level:
             if isinstance(value, str):
                 value.encode()
+            elif isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:
+                raise ValueError(f"it holds a whole number of {value.bit_length()} bits")
             elif isinstance(value, dict):
                 below += [*value, *value.values()]
             elif isinstance(value, list):
