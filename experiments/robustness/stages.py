@@ -303,6 +303,10 @@ def _data(path: Path) -> object:
     return jq.calibrate(graph, path, "XINT8").samples
 
 
+def _picture(path: Path) -> object:
+    return _data(path.parent)
+
+
 @_quiet
 def _stats(path: Path) -> object:
     import jq
@@ -357,9 +361,7 @@ BY_SUFFIX: dict[str, dict[str, Stage]] = {
     ".csv": {"labels": _labels, "ledger": _ledger},
     ".jsonl": {"ledger": _ledger, "search": _search},
     ".txt": {"labels": _labels},
-    **dict.fromkeys(
-        (".png", ".jpg", ".bmp", ".gif", ".tif", ".webp", ".ppm"), {"data": lambda path: _data(path.parent)}
-    ),
+    **{suffix: {"data": _picture} for suffix in (".png", ".jpg", ".bmp", ".gif", ".tif", ".webp", ".ppm")},
 }
 
 

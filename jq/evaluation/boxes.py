@@ -77,14 +77,14 @@ def read_coco(path: Path) -> CocoTruth:
         numbers = {c["id"]: i for i, c in enumerate(categories)}
         of_image: dict[Any, list[tuple[int, Sequence[float]]]] = {image["id"]: [] for image in document["images"]}
         for a in document["annotations"]:
-            if not ("iscrowd" in a and a["iscrowd"]):
+            if not a.get("iscrowd"):
                 of_image[a["image_id"]].append((numbers[a["category_id"]], a["bbox"]))
         images = [
             TrueImage(Path(image["file_name"]).stem, _sizes_of(image), _true_boxes(of_image[image["id"]]))
             for image in document["images"]
         ]
         return CocoTruth(tuple(images), tuple(str(c["name"]) for c in categories))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is no COCO file of instances ({type(error).__name__}: {error}); expected a JSON object with images (id, "
             "file_name, height, width), categories (id, name) and annotations (image_id, category_id, bbox)"

@@ -189,7 +189,10 @@ def test_device_in_compare_and_simulate():
 
 def test_large_weights_are_inputs_of_the_session(rng, tmp_path, monkeypatch):
     """What it computes stays the same, and what it takes of the user too; the limits are lowered."""
-    weights = {"a": rng.standard_normal((16, 16)).astype(np.float32), "b": rng.standard_normal((16, 16)).astype(np.float32)}
+    weights = {
+        "a": rng.standard_normal((16, 16)).astype(np.float32),
+        "b": rng.standard_normal((16, 16)).astype(np.float32),
+    }
     nodes = [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["y"])]
     ends = [[helper.make_tensor_value_info(name, 1, ["N", 16])] for name in ("x", "y")]
     tensors = [numpy_helper.from_array(w, name) for name, w in weights.items()]
