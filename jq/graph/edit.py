@@ -86,10 +86,19 @@ def undeclared(graph: Graph) -> Graph:
 
 
 def fresh(name: str, taken: set[str]) -> str:
-    """Return an unused name derived from this one, and mark it as taken."""
-    number, candidate = 0, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}.{number}"
-    taken.add(candidate)
-    return candidate
+    """Return an unused name derived from this one, and mark it as taken.
+
+    >>> names = {"a", "a.1"}
+    >>> fresh("a", names), fresh("a", names), fresh("b", names)
+    ('a.2', 'a.3', 'b')
+    """
+    if name in taken:
+        used, free = 0, 1  # thousands of nodes may have one name: numbers are found by halving
+        while f"{name}.{free}" in taken:
+            used, free = free, 2 * free
+        while free - used > 1:
+            middle = (used + free) // 2
+            used, free = (middle, free) if f"{name}.{middle}" in taken else (used, middle)
+        name = f"{name}.{free}"
+    taken.add(name)
+    return name

@@ -49,7 +49,7 @@ def preprocess(
     `auto_merge`, `int_max`, `guess_output_rank` and `verbose` belong to the first. The model may also be bytes, a
     ModelProto or a Graph. Weights above 2 GB go to `<name>.data` beside the model, and others of at least
     `external_data_size_threshold` bytes where `save_as_external_data` says so. If onnxruntime cannot run the model,
-    it is not optimized, and a warning says why.
+    it is not optimized, and a warning says why; so it is with symbolic shape inference without sympy, which it needs.
 
     >>> import jq
     >>> model = preprocess(jq.zoo.path("fashion_resnet"))
@@ -72,9 +72,12 @@ def preprocess(
     with tempfile.TemporaryDirectory(dir=None if path is None else path.parent, prefix=".preprocess.") as folder:
         graph = with_opset(source, _LEAST) if source.opset() < _LEAST else source
         if not skip_symbolic_shape:
-            graph = infer_symbolic_types(
-                graph, int_max=int_max, auto_merge=auto_merge, guess_output_rank=guess_output_rank, verbose=verbose
-            )
+            try:
+                graph = infer_symbolic_types(
+                    graph, int_max=int_max, auto_merge=auto_merge, guess_output_rank=guess_output_rank, verbose=verbose
+                )
+            except ConfigError as error:
+                warnings.warn(str(error), stacklevel=2)
         if not skip_optimization:
             graph = _optimized(graph, Path(folder))
         if not skip_onnx_shape:
@@ -101,7 +104,7 @@ def infer_symbolic_types(
         from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
     except ImportError as error:
         raise ConfigError(
-            f"symbolic shape inference needs a package that is not installed ({error}): "
+            f"symbolic shape inference is left out: it needs a package that is not installed ({error}); "
             "`pip install sympy`, or leave it out with skip_symbolic_shape"
         ) from error
     model = to_model(graph, skeleton=True)

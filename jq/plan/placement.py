@@ -32,7 +32,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
     """Place one scale for each tensor that is quantized; `floats` are the activations that may be."""
     chosen = selected(graph, config)
     masked = frozenset[str]() if config.strict_quark else masks(graph)
-    floats = frozenset(floats) - masked
+    floats, kept = frozenset(floats) - masked, frozenset(config.float_tensors)
     activations: dict[str, Node] = {}
     weights: dict[str, Node] = {}
     products: dict[str, Node] = {}
@@ -44,7 +44,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
             continue
         options = config.of(node)
         for parameter, name in _operands(graph, node):
-            if name in config.float_tensors:
+            if name in kept:
                 continue
             if parameter == rule.bias and options.bias == "int32" and name in graph.params:
                 products.setdefault(name, node)
@@ -55,7 +55,7 @@ def place(graph: Graph, config: QuantConfig, floats: Collection[str]) -> Placeme
             elif name in floats and not config.weights_only:
                 activations.setdefault(name, node)
         for name in node.outputs[: rule.outputs]:
-            if name in floats and name not in config.float_tensors and not config.weights_only:
+            if name in floats and name not in kept and not config.weights_only:
                 activations.setdefault(name, node)
     for name in absorbed(graph) if config.fuse_activations else ():
         activations.pop(name, None)

@@ -41,7 +41,7 @@ def end_tensors(graph: Graph, config: QuantConfig) -> frozenset[str]:
     """
     if config.end_bits is None:
         return frozenset()
-    layers = [node for node in graph.nodes if is_linear(graph, node)]
+    layers = dict.fromkeys(node for node in graph.nodes if is_linear(graph, node))
     readers = {v.name for v in graph.inputs}
     for node in graph.nodes:
         if node not in layers and not readers.isdisjoint(node.reads()):

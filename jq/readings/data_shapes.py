@@ -43,7 +43,8 @@ def parted(graph: Graph) -> tuple[Graph, tuple[Node, ...]]:
     behind = untraceable(graph)
     if not behind:
         return graph, ()
-    nodes = tuple(n for n in graph.nodes if n not in set(behind))
+    apart = set(behind)
+    nodes = tuple(n for n in graph.nodes if n not in apart)
     made = {o for n in nodes for o in n.outputs}
     outputs = {v.name: v for v in graph.outputs if v.name in made}
     outputs |= {i: graph.values.get(i, Value(i)) for n in behind for i in n.reads() if i in made}
