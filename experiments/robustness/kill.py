@@ -1,6 +1,7 @@
 """Kill commands at random moments and let disks run full, start them again, and compare what they leave.
 
-    python experiments/robustness/kill.py [calibrate finetune ...] [--kills 5] [--full 2] [--seed 0]
+    python experiments/robustness/kill.py [calibrate finetune ...] [--kills 5] [--full 2] [--seed 0] [--short]
+    python experiments/robustness/kill.py --kills 34 --full 4 --short     # more than 200 and 20, in minutes
 
 One run goes through undisturbed; of the others each is killed (SIGKILL) several times, or is allowed files of some bytes
 only, as on a full disk, before it may end. After each disturbance the output is not there or is whole, and no run fails
@@ -40,14 +41,15 @@ _ABLATION = (
 _VARYING = ("seconds", "added_seconds", "megabytes")  # columns of a table of runs
 
 
-def run_of(name: str, folder: Path) -> tuple[list[str], str]:
-    """The command without the name of its output, and how that ends."""
+def run_of(name: str, folder: Path, short: bool) -> tuple[list[str], str]:
+    """The command without the name of its output, and how that ends; a short one reads few samples, once."""
     (verb, *options), model, times = _GIVEN[name]
+    times, samples = (0, 16) if short else (times, 64)
     if name == "ablate":
         (folder / "ablation.toml").write_text(_ABLATION)
         return [sys.executable, "-m", "jq", verb, str(folder / "ablation.toml"), "-o"], ".jsonl"
     data = folder / f"{name}.npz"
-    images = jq.zoo.evaluation_set()[0] if times else jq.zoo.calibration_set()[0][:64]
+    images = jq.zoo.evaluation_set()[0] if times else jq.zoo.calibration_set()[0][:samples]
     np.savez(data, input=np.concatenate([images] * max(times, 1)))
     if name == "finetune":
         options += ["--checkpoint", str(folder / "checkpoint.safetensors")]
@@ -82,7 +84,7 @@ def content(path: Path) -> object:
 
 
 def disturbed(name: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict[str, object]:
-    command, suffix = run_of(name, folder)
+    command, suffix = run_of(name, folder, args.short)
     whole, again = folder / f"{name}_whole{suffix}", folder / f"{name}_again{suffix}"
     code, said = finished([*command, str(whole)])  # which fills the caches of compiled programs
     if code not in (0, 1):  # 1 is the exit code of a target that is not reached
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--full", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--short", action="store_true", help="few samples, read once")
     parser.add_argument("--out", type=Path, default=RESULTS / "kill.jsonl")
     args = parser.parse_args()
     moments, rows = random.Random(args.seed), []  # noqa: S311  no secret

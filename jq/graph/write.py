@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -121,14 +120,14 @@ def save(
         check_model(to_model(graph.with_arrays(arrays), skeleton=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            draft = Path(folder) / path.name
+        with files.draft_folder(path) as folder:
+            draft = folder / path.name
             if external is not None:
                 tensors = _external(arrays, draft, external)
                 draft.write_bytes(_model(graph, graph.inputs, tensors).SerializeToString())
             else:
                 draft.write_bytes(to_model(graph, params).SerializeToString())
-            for data in sorted(Path(folder).iterdir()):
+            for data in sorted(folder.iterdir()):
                 if data != draft:
                     files.replace(data, path.parent / data.name)
             files.replace(draft, path)  # the model goes last

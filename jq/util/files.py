@@ -192,6 +192,26 @@ def draft_of(target: Path) -> Path:
     return target.with_name(f"{beginning}{secrets.token_hex(4)}{end}")
 
 
+@contextlib.contextmanager
+def draft_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside a file or folder, for the drafts of what is written there; it is removed in the end.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     with draft_folder(Path(parent, "model.onnx")) as folder:
+    ...         folder.name.startswith(".model.onnx.")
+    ...     os.listdir(parent)
+    True
+    []
+    """
+    draft = draft_of(target)
+    draft.mkdir()
+    try:
+        yield draft
+    finally:  # an interrupt, too, leaves no draft
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def replace(draft: Path, target: Path) -> None:
     """Give a finished draft its name, unless what has it is no regular file: as root one would replace /dev/null."""
     if target.exists() and not target.is_file():
@@ -256,15 +276,13 @@ def new_folder(path: PathLike, replaces: Callable[[Path], bool], kept: str) -> I
         raise ConfigError(f"{final} {kept}; give the name of a new folder")
     with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        draft = draft_of(final)
-        draft.mkdir()
-    try:
+    with contextlib.ExitStack() as stack:
+        with writing(final):
+            draft = stack.enter_context(draft_folder(final))
         yield draft
         with writing(final):
             shutil.rmtree(final, ignore_errors=True)
             os.replace(draft, final)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def safe_name(text: str) -> str:
