@@ -44,7 +44,10 @@ def content(path: PathLike, *, error: type[Error] = DataError, kind: str = "", l
     """
     with reading(path, error, kind), open(path, "rb", opener=_unwaiting) as file:
         _check_status(path, os.fstat(file.fileno()), largest)
-        return file.read()
+        held = cast("bytes | None", file.read())
+        if held is None:  # as /proc/kmsg, which is no pipe, and waits
+            raise ValueError("it holds nothing yet")
+        return held
 
 
 def _unwaiting(path: str, flags: int) -> int:
