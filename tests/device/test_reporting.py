@@ -123,8 +123,12 @@ def test_damaged_files_are_refused_in_words(kind, made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("data", "AAAA"), ("data", "?"), ("shape", [4, 1, 11]), ("shape", [-4]), ("dtype", "O")]
-)
+    ("field", "value"),
+    [
+        ("data", "AAAA"), ("data", "?"), ("shape", [4, 1, 11]), ("shape", [-4]), ("shape", [1] * 65), ("shape", [0, 1 << 70]),
+        ("dtype", "O"),
+    ],
+)  # fmt: skip
 def test_damaged_codes_are_refused_even_with_a_right_checksum(field, value, made, tmp_path):
     d = made.to_dict()
     d["outputs"][0][field] = value

@@ -108,10 +108,30 @@ def test_a_detector_is_judged_in_the_pixels_of_the_images(truth: Path) -> None:
     assert accuracy.at_half == 1.0 and accuracy.mean == pytest.approx(0.45, abs=0.06)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"images": []}'])
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"images": []}'])
 def test_files_that_are_no_coco(tmp_path: Path, text: str) -> None:
     path = tmp_path / "truth.json"
     path.write_text(text)
+    with pytest.raises(jq.DataError, match=r"truth.json is no COCO file.*annotations"):
+        read_coco(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("annotations", [3]), ("annotations", [[]]), ("categories", [{"id": float("inf"), "name": "a"}]), ("images", [None]),
+        ("bbox", [0, 0, 1]), ("bbox", [0] * 8), ("bbox", [0, 0, float("nan"), 1]), ("bbox", [0, 0, 10**400, 1]), ("bbox", "1234"),
+        ("height", float("inf")), ("height", 0), ("height", 1 << 40), ("category_id", []), ("image_id", {}), ("file_name", 3),
+    ],
+)  # fmt: skip
+def test_coco_files_with_odd_values(truth: Path, part: str, value: object) -> None:
+    document = json.loads(truth.read_text())
+    if part in document:
+        document[part] = value
+    else:
+        next(e for entries in ("annotations", "images") for e in document[entries] if part in e)[part] = value
+    path = truth.with_name("truth.json")
+    path.write_text(json.dumps(document))
     with pytest.raises(jq.DataError, match=r"truth.json is no COCO file.*annotations"):
         read_coco(path)
 

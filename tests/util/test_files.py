@@ -61,7 +61,7 @@ def test_only_regular_files_are_read(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in READERS if n.endswith((".toml", ".json"))])
-@pytest.mark.parametrize("kind", ["nested", "dotted", "binary", "surrogate"])
+@pytest.mark.parametrize("kind", ["nested", "dotted", "binary", "surrogate", "number"])
 def test_documents_are_bounded(name, kind, tmp_path):
     path, is_json = tmp_path / name, name.endswith(".json")
     brackets = "[" * 3000 + "]" * 3000
@@ -69,6 +69,7 @@ def test_documents_are_bounded(name, kind, tmp_path):
         "nested": brackets if is_json else f"a = {brackets}",
         "dotted": "{" * 3000 if is_json else "a." * 50_000 + "a = 1",
         "binary": "\xff\xfd\x00",
+        "number": f'{{"a": 1{"0" * 400}}}' if is_json else f"a = 1{'0' * 400}",
         "surrogate": r'{"a": "\ud800"}' if is_json else r'a = "\ud800"',
     }[kind]
     path.write_bytes(content.encode("latin-1"))
