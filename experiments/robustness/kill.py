@@ -26,6 +26,7 @@ import numpy as np
 
 import jq
 from experiments.common import RESULTS
+from jq.config_file import as_toml
 
 _GIVEN = {  # the command, the model and how often the evaluation set is repeated
     "calibrate": (["calibrate", "--method", "minmse"], "fashion_mobilenet", 4),
@@ -46,8 +47,13 @@ def run_of(name: str, folder: Path, short: bool) -> tuple[list[str], str]:
     (verb, *options), model, times = _GIVEN[name]
     times, samples = (0, 16) if short else (times, 64)
     if name == "ablate":
-        (folder / "ablation.toml").write_text(_ABLATION)
+        (folder / "ablation.toml").write_text(_ABLATION.replace(', "percentile"', "") if short else _ABLATION)
         return [sys.executable, "-m", "jq", verb, str(folder / "ablation.toml"), "-o"], ".jsonl"
+    if short and name == "auto":
+        options = ["--target", "sqnr 10"]  # which the first rung reaches
+    if short and name == "finetune":
+        (folder / "finetune.toml").write_text(as_toml(jq.presets["XINT8_ADAROUND"].replace(finetune_steps=20)))
+        options = ["--config", str(folder / "finetune.toml")]
     data = folder / f"{name}.npz"
     images = jq.zoo.evaluation_set()[0] if times else jq.zoo.calibration_set()[0][:samples]
     np.savez(data, input=np.concatenate([images] * max(times, 1)))

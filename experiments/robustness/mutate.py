@@ -16,6 +16,7 @@ import argparse
 import collections
 import functools
 import json
+import pickle
 import sys
 import tempfile
 import time
@@ -69,9 +70,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, help="run this case in this process")
     parser.add_argument("--keep", type=Path, help="a folder for the inputs of defects")
+    parser.add_argument(
+        "--sources", type=Path, help="a file that keeps the sound files for the next run: they take a minute"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "mutate.jsonl")
     args = parser.parse_args()
-    files = sources.sources()
+    files = pickle.loads(args.sources.read_bytes()) if args.sources and args.sources.exists() else sources.sources()  # noqa: S301  ours
+    if args.sources:
+        args.sources.write_bytes(pickle.dumps(files))
     stages.imported()
     if args.only is not None:
         name, kind, stage, data = case(files, args.seed, args.only)
