@@ -19,7 +19,7 @@ import jq
 from jq.cli import main
 from jq.config_file import read_config
 from jq.readings.runtime import onnxruntime_reading
-from jq.research.climbing import knee
+from jq.research.climbing import _read, knee
 from jq.research.goals import Goal, goal_of, samples_needed
 from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
@@ -394,6 +394,19 @@ def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: 
     assert result.model.SerializeToString() == whole.model.SerializeToString()
     assert [(t.rung, t.outcome, t.score) for t in result.rungs] == [(t.rung, t.outcome, t.score) for t in whole.rungs]
     assert len(book.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("value", 10**400), ("low", []), ("high", "x"), ("samples", float("inf")), (2, float("nan")), (3, "x")],
+)
+def test_odd_numbers_in_a_ledger(place: str | int, value: Any) -> None:
+    score = {"value": 1.0, "low": None, "high": 2, "samples": 3, "error": 0.1, "holds": True}
+    row: dict[str, Any] = {"score": score, "facts": [1, 2, 3, 4, "x"]}
+    assert _read(row, "XINT8", jq.presets["XINT8"]).score.high == 2.0
+    (score if isinstance(place, str) else row["facts"])[place] = value
+    with pytest.raises(jq.DataError, match="damaged"):
+        _read(row, "XINT8", jq.presets["XINT8"])
 
 
 @pytest.mark.parametrize(
