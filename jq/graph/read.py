@@ -169,9 +169,10 @@ class _Reader:
                 raw.append(node)
         made = {o for n in raw for o in n.output}
         defined = {v.name for v in inputs} | {o for n in proto.node for o in n.output} - made
+        inside = scope | defined | made
         for index, node in enumerate(raw):
             path = f"{prefix}{node.name or f'node{index}'}/"
-            nodes.append(self._node(node, scope | defined | made, path, renamed))
+            nodes.append(self._node(node, inside, path, renamed))
         declared = {v.name: read_value(v) for v in proto.value_info}
         outputs = tuple(_rename(read_value(v), renamed) for v in proto.output)
         ordered = sorted_nodes(nodes, scope | defined | self.arrays.keys(), outputs)

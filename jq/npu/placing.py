@@ -102,10 +102,8 @@ def place(graph: Graph, backend: str, format: str | None = None, floats: Collect
         (False, "concat-from-outside") if piece in idle else rule for rule, piece in zip(rules, subgraph, strict=True)
     ]
     numbers = {piece: n for n, piece in enumerate(dict.fromkeys(p for p in subgraph if p is not None))}
-    nodes = {
-        name: _place(units, node, rules, [None if p is None else numbers[p] for p in subgraph])
-        for name, node in names(graph).items()
-    }
+    subgraphs = [None if piece is None else numbers[piece] for piece in subgraph]
+    nodes = {name: _place(units, node, rules, subgraphs) for name, node in names(graph).items()}
     broken = tuple((u, rule) for u, (on_npu, rule) in zip(units.units, rules, strict=True) if not on_npu)
     drawn = tuple(
         UnitPlace(u.layer.label, tuple(n.op_type for n in u.nodes), NPU if on else CPU, rule, tuple(sorted(u.sources)))

@@ -20,6 +20,7 @@ from jq.graph.write import large_weights, to_model, to_model_beside, to_model_ta
 from jq.readings.provider import CPU, Provider, compiled, keep_note, provider_names, short_name
 from jq.util.digest import digest
 
+_MANY = 4096  # nodes, from which on onnxruntime optimizes nothing: the time for that grows with their square
 _LARGE = 1 << 29  # bytes of weights, from which on onnxruntime is given them anew with each sample, and has no copy
 Reading: TypeAlias = Callable[[Mapping[str, Any]], dict[str, np.ndarray]]
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto | Graph
@@ -84,6 +85,9 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
         options.add_session_config_entry("ep.context_file_path", os.fspath(asked.context))
         options.add_session_config_entry("ep.context_embed_mode", str(int(asked.embed)))
     source, held, given = model, tuple[Any, ...](), dict[str, np.ndarray]()
+    nodes = model.graph.node if isinstance(model, ModelProto) else model.nodes if isinstance(model, Graph) else ()
+    if asked.short == CPU and len(nodes) > _MANY:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if isinstance(model, Graph):
         source, held, given = _beside(model, options) if asked.short == CPU else (to_model(model), (), {})
     providers = [(asked.whole, asked.words), *([] if asked.short == CPU else [provider_names()[CPU]])]
