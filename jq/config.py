@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import itertools
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from jq.arithmetic.formats import (
@@ -442,6 +442,9 @@ def _overrides(given: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...
             if name not in LOCAL:
                 near = suggest(name, LOCAL)
                 raise ConfigError(f"an override has no option {name!r}.{near} It has: {', '.join(LOCAL)}")
+            if not isinstance(options[name], Hashable):
+                kind, own = declared(QuantConfig)[name]
+                raise ConfigError(f"the override of {pattern!r}: {name} needs {own.words(kind)}; got {options[name]!r}")
         overrides.append((pattern, tuple(sorted(options.items()))))
     return tuple(overrides)
 

@@ -71,6 +71,9 @@ class TestRefuses:
     def test_overrides_of_what_is_not_a_nodes_and_suggests_the_nearest(self):
         with pytest.raises(jq.ConfigError, match=r"an override has no option 'wieght'.*Did you mean 'weight'"):
             QuantConfig(overrides={"Conv": {"wieght": INT4}})
+        for odd in ({}, [], {"a": 1}):
+            with pytest.raises(jq.ConfigError, match=r"the override of 'Conv': symmetric needs True or False; got"):
+                jq.QuantConfig(overrides={"Conv": {"symmetric": odd}})
         with pytest.raises(jq.ConfigError, match="an override has no option 'batch'"):
             QuantConfig(overrides={"Conv": {"batch": 4}})
 
