@@ -28,7 +28,7 @@ def release(array: Any) -> None:
 
 
 def _owner(array: Any) -> Any:
-    """What holds an array's memory; None where that is a file that may be unlike its memory."""
+    """Return the holder of an array's memory; None where that is a file that may be unlike its memory."""
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and array.mode not in ("r", "r+"):
             return None
