@@ -85,8 +85,7 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
         options.add_session_config_entry("ep.context_file_path", os.fspath(asked.context))
         options.add_session_config_entry("ep.context_embed_mode", str(int(asked.embed)))
     source, held, given = model, tuple[Any, ...](), dict[str, np.ndarray]()
-    nodes = model.graph.node if isinstance(model, ModelProto) else model.nodes if isinstance(model, Graph) else ()
-    if asked.short == CPU and len(nodes) > _MANY:
+    if asked.short == CPU and _nodes(model) > _MANY:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if isinstance(model, Graph):
         source, held, given = _beside(model, options) if asked.short == CPU else (to_model(model), (), {})
@@ -108,6 +107,13 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
     reading = RuntimeReading(session, names, asked, _taken(session, asked), seconds, ready is not None, held, given)
     _warn_of_others(reading)
     return reading
+
+
+def _nodes(model: Source) -> int:
+    """The number of nodes of a model, as far as it is known without reading a file."""
+    if isinstance(model, Graph):
+        return len(model.nodes)
+    return len(model.graph.node) if isinstance(model, ModelProto) else 0
 
 
 def _beside(graph: Graph, options: Any) -> tuple[ModelProto, tuple[Any, ...], dict[str, np.ndarray]]:
