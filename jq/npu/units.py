@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -74,15 +74,15 @@ def units_of(graph: Graph) -> Units:
     computing = [n for n in graph.nodes if not is_quantizer(n)]
     groups = _groups(graph, computing)
     of_node = {node: number for number, nodes in enumerate(groups) for node in nodes}
-    units = tuple(_unit(graph, nodes, of_node) for nodes in groups)
+    origins = _origins(graph)
+    units = tuple(_unit(graph, nodes, of_node, origins) for nodes in groups)
     order = _ordered(units)
     renumbered = {old: new for new, old in enumerate(order)}
     units = tuple(
         dataclasses.replace(units[old], sources=frozenset(renumbered[s] for s in units[old].sources)) for old in order
     )
     of_node = {node: renumbered[number] for node, number in of_node.items()}
-    quantizers = {n: tuple(_neighbours(graph, n, of_node)) for n in graph.nodes if is_quantizer(n)}
-    return Units(graph, units, of_node, quantizers)
+    return Units(graph, units, of_node, _quantizers(graph, of_node, origins))
 
 
 def _groups(graph: Graph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
@@ -106,17 +106,19 @@ def _groups(graph: Graph, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     return [tuple(group) for group in members.values()]
 
 
-def _origin(graph: Graph, name: str) -> tuple[Node | None, list[Node]]:
-    """The node that computes a tensor, and the quantizers between, the nearest first; None for inputs and constants."""
-    passed: list[Node] = []
-    node = graph.producer.get(name)
-    while node is not None and is_quantizer(node):
-        passed.append(node)
-        node = graph.producer.get(node.inputs[0])
-    return node, passed
+def _origins(graph: Graph) -> dict[str, Node | None]:
+    """The node that computes what each quantizer makes, through all quantizers before it; None for inputs and constants."""
+    origins: dict[str, Node | None] = {}
+    for node in filter(is_quantizer, graph.nodes):
+        source = graph.producer.get(node.inputs[0])
+        origin = source if source is None or not is_quantizer(source) else origins[node.inputs[0]]
+        origins |= dict.fromkeys(filter(None, node.outputs), origin)
+    return origins
 
 
-def _unit(graph: Graph, nodes: tuple[Node, ...], of_node: Mapping[Node, int]) -> ComputeUnit:
+def _unit(
+    graph: Graph, nodes: tuple[Node, ...], of_node: Mapping[Node, int], origins: Mapping[str, Node | None]
+) -> ComputeUnit:
     own = of_node[nodes[0]]
     sources, activations, weights, between = set(), [], [], True
     for node in nodes:
@@ -124,15 +126,17 @@ def _unit(graph: Graph, nodes: tuple[Node, ...], of_node: Mapping[Node, int]) ->
         for name in node.reads():
             if name in graph.arrays:
                 continue
-            source, passed = _origin(graph, name)
-            if source is not None and of_node[source] == own and not passed:
+            maker = graph.producer.get(name)
+            quantizer = maker if maker is not None and is_quantizer(maker) else None
+            source = maker if quantizer is None else origins[name]
+            if source is not None and of_node[source] == own and quantizer is None:
                 continue
             if source is not None:
                 sources.add(of_node[source])
             if constant(graph, name) is not None:
-                weights += [codes_of(graph, q) for q in passed[:1]]
-            elif passed and is_dequantize(passed[0]):
-                activations.append(codes_of(graph, passed[0]))
+                weights += [] if quantizer is None else [codes_of(graph, quantizer)]
+            elif quantizer is not None and is_dequantize(quantizer):
+                activations.append(codes_of(graph, quantizer))
             else:
                 between &= computes_on_codes(node)
         for name in filter(None, node.outputs):
@@ -173,16 +177,20 @@ def _ordered(units: Sequence[ComputeUnit]) -> list[int]:
     return order
 
 
-def _neighbours(graph: Graph, quantizer: Node, of_node: Mapping[Node, int]) -> Iterator[int]:
-    if is_quantize(quantizer):
-        source, _ = _origin(graph, quantizer.inputs[0])
-        if source is not None:
-            yield of_node[source]
-        return
-    waiting = [quantizer]
-    while waiting:
-        for reader in (r for o in waiting.pop().outputs for r in graph.consumers.get(o, ())):
-            if reader in of_node:
-                yield of_node[reader]
-            else:
-                waiting.append(reader)
+def _quantizers(
+    graph: Graph, of_node: Mapping[Node, int], origins: Mapping[str, Node | None]
+) -> dict[Node, tuple[int, ...]]:
+    """The units of each quantizer: of a QuantizeLinear, who makes its tensor; else who reads it, the nearest first."""
+    readers: dict[Node, dict[int, None]] = {}
+    for node in filter(is_quantizer, reversed(graph.nodes)):
+        direct = [reader for o in node.outputs for reader in graph.consumers.get(o, ())]
+        found = dict.fromkeys(of_node[reader] for reader in direct if reader in of_node)
+        for reader in reversed(direct):
+            found |= readers.get(reader, {})
+        readers[node] = found
+    units = {}
+    for node in filter(is_quantizer, graph.nodes):
+        origin = origins.get(node.outputs[0])
+        made = () if origin is None else (of_node[origin],)
+        units[node] = made if is_quantize(node) else tuple(readers[node])
+    return units
