@@ -63,7 +63,9 @@ class Head:
 
 def heads(graph: Graph) -> tuple[Head, ...]:
     """Return the heads of a detector; none of any other network."""
-    return tuple(Head(part, _entries(graph, part)) for part in _connected(_tail(graph)) if any(_signs(graph, part)))
+    rows = _rows(graph, graph.output_names)
+    parts = _connected(_tail(graph))
+    return tuple(Head(part, _entries(graph, part)) for part in parts if any(_signs(graph, part, rows)))
 
 
 def _entries(graph: Graph, part: tuple[Node, ...]) -> tuple[str, ...]:
@@ -131,15 +133,23 @@ def _completes(graph: Graph, node: Node, features: set[str]) -> bool:
 
 
 def _connected(nodes: list[Node]) -> list[tuple[Node, ...]]:
-    """The nodes by what tensors connect, each part in topological order."""
-    parts: list[tuple[set[str], list[Node]]] = []  # what is made, and by which nodes
-    for node in nodes:
-        joined = [part for part in parts if not part[0].isdisjoint(node.reads())]
-        parts = [part for part in parts if part not in joined]
-        made = set().union({o for o in node.outputs if o}, *(tensors for tensors, _ in joined))
-        parts.append((made, [*itertools.chain(*(own for _, own in joined)), node]))
-    order = {node: index for index, node in enumerate(nodes)}
-    return [tuple(sorted(own, key=order.__getitem__)) for _, own in parts]
+    """The nodes by what tensors connect, each part in topological order, and the parts in the order in which they end."""
+    maker = {o: number for number, node in enumerate(nodes) for o in node.outputs if o}
+    first = list(range(len(nodes)))  # of each node's part, as far as it is known
+
+    def root(number: int) -> int:
+        while first[number] != number:
+            first[number] = number = first[first[number]]
+        return number
+
+    for number, node in enumerate(nodes):
+        for name in node.reads():
+            if name in maker:
+                first[root(number)] = root(maker[name])
+    parts: dict[int, list[Node]] = {}
+    for number in reversed(range(len(nodes))):
+        parts.setdefault(root(number), []).append(nodes[number])
+    return [tuple(reversed(part)) for part in reversed(parts.values())]
 
 
 # --- The signs of a head ---
@@ -155,14 +165,15 @@ class _Origin:
     in_rows: bool = False  # positions of a map have become rows
 
 
-def _signs(graph: Graph, part: tuple[Node, ...]) -> Iterator[bool]:
-    """Yield whether a part of the tail has each sign of a head."""
+def _signs(graph: Graph, part: tuple[Node, ...], rows: _Rows) -> Iterator[bool]:
+    """Yield whether a part of the tail has each sign of a head; `rows` are those of the graph's outputs."""
     yield any(map(suppresses, part))
-    joins, outputs = [n for n in part if is_concat(n)], [v.name for v in graph.outputs]
-    if not joins and (len(outputs) == 1 or not any(map(saturates, part))):
+    joins = [n for n in part if is_concat(n)]
+    if not joins and (len(graph.outputs) == 1 or not any(map(saturates, part))):
         return
     origins: dict[str, _Origin] = {}
-    results = {entry for entry in _entries(graph, part) if _is_result(graph, entry, part)}
+    own = frozenset(part)
+    results = {entry for entry in _entries(graph, part) if _is_result(graph, entry, own)}
     for node in part:
         origins |= dict.fromkeys(node.outputs, _origin(graph, node, origins))
     for node in joins:
@@ -172,13 +183,13 @@ def _signs(graph: Graph, part: tuple[Node, ...]) -> Iterator[bool]:
         several = len(_all_features(operands.values())) > 1
         yield several and all(o.in_rows for o in operands.values())
         yield len({o.steps for o in operands.values()}) > 1 and any(o.saturated for o in operands.values())
-        yield several and _has_boxes(graph, operands)
-    yield _has_boxes(graph, {name: origins.get(name, _Origin()) for name in outputs})
+        yield several and _has_boxes(graph, operands, _rows(graph, operands))
+    yield _has_boxes(graph, {name: o for name, o in origins.items() if name in graph.output_names}, rows)
 
 
-def _is_result(graph: Graph, entry: str, part: tuple[Node, ...]) -> bool:
+def _is_result(graph: Graph, entry: str, part: frozenset[Node]) -> bool:
     """Whether a tensor that a part of the tail reads is made by a layer or read by nothing else: others go on to layers."""
-    return _is_layer(graph, graph.producer[entry]) or set(part).issuperset(graph.consumers[entry])
+    return _is_layer(graph, graph.producer[entry]) or part.issuperset(graph.consumers[entry])
 
 
 def _origin_of(graph: Graph, tensor: str, origins: Mapping[str, _Origin]) -> _Origin:
@@ -218,14 +229,26 @@ def _flattens(graph: Graph, node: Node) -> bool:
     return before > after > 0
 
 
-def _has_boxes(graph: Graph, origins: Mapping[str, _Origin]) -> bool:
-    """Whether some of the tensors are rows of four saturated values, and of as many rows of others."""
-    for (one, origin), other in itertools.product(origins.items(), origins):
-        here, there = _shape(graph, one), _shape(graph, other)
-        unlike = [(a, b) for a, b in zip(here, there, strict=False) if a != b]
-        rows = len(here) == len(there) == 3 and len(unlike) == 1 and here[0] == there[0] and 1 not in here[1:]
-        if rows and unlike[0][0] == _BOX and origin.saturated and not _is_distribution(graph, one):
-            return True
+_Rows = Mapping[tuple[Dim, ...], set[Dim]]  # sizes of an axis of tensors of rank 3, by the axis and their other sizes
+
+
+def _rows(graph: Graph, tensors: Iterable[str]) -> _Rows:
+    rows: dict[tuple[Dim, ...], set[Dim]] = {}
+    for shape in (_shape(graph, tensor) for tensor in tensors):
+        for axis in (1, 2) if len(shape) == 3 else ():
+            rows.setdefault((axis, *shape[:axis], *shape[axis + 1 :]), set()).add(shape[axis])
+    return rows
+
+
+def _has_boxes(graph: Graph, origins: Mapping[str, _Origin], rows: _Rows) -> bool:
+    """Whether some of the tensors are rows of four saturated values, and there are as many rows of others."""
+    for tensor, origin in origins.items():
+        shape = _shape(graph, tensor)
+        if not origin.saturated or len(shape) != 3 or 1 in shape[1:] or _is_distribution(graph, tensor):
+            continue
+        for axis in (1, 2):
+            if shape[axis] == _BOX and rows.get((axis, *shape[:axis], *shape[axis + 1 :]), set()) - {_BOX}:
+                return True
     return False
 
 
