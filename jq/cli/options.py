@@ -171,7 +171,7 @@ def decibels(text: str) -> float | None:
 
 
 def config_of(name: str, model: Path | None) -> jq.QuantConfig:
-    """Return a preset by name, or the config in a TOML or JSON file; in AMD's JSON, as it is for a model."""
+    """Return a preset by name, or the config in a TOML or JSON file; for AMD's JSON, as it applies to a model."""
     if not name.endswith(SUFFIXES):
         return resolve(name)
     from jq.compat.quark.json_config import is_quarks, quant_config  # with which `--help` would take longer

@@ -1,13 +1,13 @@
 """Who did it: the error of every tensor in parts, and what each new part does to the outputs.
 
-For a tensor t, with x its values in the float model and y in the quantized one, c is what the float model computes of
-the quantized model's own inputs of t, and p what the quantized model has before it rounds. Then
+For a tensor t, let x be its values in the float model and y in the quantized one, c the values that the float model
+computes from the quantized model's inputs of t, and p the values that the quantized model has before it rounds. Then
 
     y - x = (c - x) + (p - c) + (y - p)
 
-is what came in, what weights or another form of the operators add, and what rounding adds; where a constraint forbids a
-better exponent, the last is what that one would add and the rest. A part's share of the squared error is its product
-with y - x, so shares add up to 1.
+splits the error into what came in, what weights or another form of the operators add, and what rounding adds. Where a
+constraint forbids a better exponent, the last term is split again, into what that exponent would add and the rest. A
+part's share of the squared error is its product with y - x, so the shares add up to 1.
 
 The float model with n = y - c added to each tensor is the quantized model; with s n, 0 <= s <= 1, it leads from one to
 the other. So the outputs' error E is the integral over s of J n, summed over tensors, J being the derivative of the
@@ -141,7 +141,7 @@ class _Products:
     def _parts(
         self, tensor: Tensor, computed: Array, before: Array | None, y: Array, gains: Any, better: Any
     ) -> list[Array | None]:
-        """The new errors of a tensor by PARTS; None where there are none."""
+        """The new errors of a tensor, in the order of PARTS; None for those that cannot occur."""
         before = y if before is None else before
         made: dict[str, Array | None] = dict.fromkeys(PARTS)
         made[self.added[tensor.name]] = before - computed
@@ -161,7 +161,7 @@ class _Products:
 def attributed(
     pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total], rows: Sequence[TensorRow], source: Source
 ) -> tuple[dict[str, Origin], Attribution | None]:
-    """Return where the error of each activation comes from, and the outputs' by layers; nothing where that is not known.
+    """Return where the error of each activation and, by layers, of the outputs comes from; nothing where that is not known.
 
     `totals` and `rows` are of all samples: they say how channels are scaled, how large outputs are, and of which
     tensors the exponent is one that only a constraint explains.
@@ -231,7 +231,7 @@ def _weights(pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total])
 
 
 def _better(tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, QParams]:
-    """The qparams that a tensor would have but for a constraint."""
+    """The qparams that tensors would have without the constraint that forbids them."""
     exponents = {
         r.tensor: r.error.better for r in rows if r.kind == "activation" and r.error is not None and r.error.forbidden
     }

@@ -249,7 +249,7 @@ class BatchSums:
     @functools.cached_property
     def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
         one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in self.pair.graphs)
-        # What both models have is one array: XLA computes what is the same in both once, and so alike.
+        # Params that both models share are one array, so XLA computes their common parts once, with equal results.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
         other = {k: one[k] if k in same else v for k, v in other.items()}
         return one, other, self.pair.plan, {t.name: t.qparams for t in self.tensors if t.qparams is not None}
@@ -339,9 +339,9 @@ def _best(tensor: Tensor, x: Array, y: Array) -> Array:
 
 
 def _counts(x: Array, edges: Array) -> Array:
-    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones.
+    """Count the values in each of the equal bins between two edges; values beyond them count in the outermost bins.
 
-    Of a large tensor every so many values are counted, as counting costs more than all other sums together.
+    For a large tensor only every `stride`-th value is counted, because counting costs more than all other sums together.
     """
     low, high = edges
     index = jnp.floor((x.reshape(-1)[:: stride(x.size)] - low) * (_BINS / (high - low)))
