@@ -23,6 +23,7 @@ from jq.data.stream import local_mesh
 from jq.errors import ConfigError
 from jq.evidence.advice import Advice, advised
 from jq.evidence.attribution import attributed
+from jq.evidence.gains import outer_factors
 from jq.evidence.layers import CHIP, layers_of
 from jq.evidence.origins import Origin, largest
 from jq.evidence.pictures import changed_samples
@@ -44,7 +45,6 @@ from jq.evidence.side_by_side import (
     Total,
     activations,
     added_up,
-    outer_factors,
     stem_of,
     tried,
 )

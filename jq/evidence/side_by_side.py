@@ -27,6 +27,7 @@ from jq.data.arrays import Sample
 from jq.data.sources import Source
 from jq.data.stream import Batch, Program, Stream, devices_of
 from jq.errors import ModelError
+from jq.evidence.gains import ChannelSums, fitted_gains, is_equalized
 from jq.evidence.report import ends_of
 from jq.evidence.verdict import ScoreKind, distances, kind_of_scores
 from jq.exchange.quantized import split_quantizers
@@ -41,6 +42,7 @@ from jq.readings.fake import fake_quant
 from jq.readings.integer.recognition import rounded_grid
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, Traced
+from jq.recovery.equalization.groups import find_groups
 
 Array = Any
 Sums = dict[str, np.ndarray]
@@ -53,10 +55,6 @@ _BINS = 64
 _COUNTED = 1 << 18  # values of a tensor and a sample that a histogram counts at most
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
 _BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
-_EQUALIZED = 0.5  # octaves that some channel is scaled by
-_EXPLAINED = 0.5  # of the error, the most that may be left when that is undone
-_OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
-_ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
 # Endings that tools append to the name of a tensor.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
 _TINY, _LARGEST = 1e-30, 1e38  # of which differences are numbers of float32
@@ -108,14 +106,15 @@ class Pair:
 
     @functools.cached_property
     def equalized(self) -> bool:
-        """Whether some weight is another one, but for factors of its rows and columns."""
-        for x, back in self.weights.values():
-            plain = np.square(back - x).sum() if x.ndim > 1 else 0.0
-            if plain > _OTHER * np.square(x, dtype=np.float64).sum():
-                factors = outer_factors(x, back)
-                if np.square(back / factors - x).sum() < _EXPLAINED * plain:
-                    return True
-        return False
+        """Whether some weight is another one, apart from factors of its rows and columns."""
+        return is_equalized(self.weights.values())
+
+    def gains(self, sums: Mapping[str, ChannelSums]) -> dict[str, np.ndarray]:
+        """By what the quantized model scales the channels of each tensor, by its float name."""
+        if not self.equalized:
+            return {name: np.ones(len(own.xx)) for name, own in sums.items()}
+        public = (v.name for v in (*self.original.inputs, *self.original.outputs))
+        return fitted_gains(sums, find_groups(simplify(self.original)), public)
 
     @functools.cached_property
     def violations(self) -> int:
@@ -384,7 +383,8 @@ def added_up(step: BatchSums) -> dict[str, Total]:
     with contextlib.closing(step.stream.batches()) as batches:
         first = list(itertools.islice(batches, math.ceil(_FIRST / step.stream.size)))
         seen = step.total(first, places)
-        places = {t.name: _place(t, seen[t.name], step.pair) for t in step.tensors}
+        gains = step.pair.gains({name: _channel_sums(sums) for name, sums in seen.items()})
+        places = {t.name: _place(t, seen[t.name], gains[t.name]) for t in step.tensors}
         total = step.total(itertools.chain(first, batches), places, title="compare")
     return {
         k: Total(total[k], (float(place["edges"][0]), float(place["edges"][1])), place["gain"].astype(np.float64))
@@ -408,14 +408,16 @@ def _merged(one: Sums, other: Sums) -> Sums:
     return {k: v + other[k] for k, v in one.items() if k != "best"} | {"extremes": extremes, "best": best}
 
 
-def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
-    """Where the bins of a tensor lie, and the gains of its channels, as the first samples show them."""
+def _channel_sums(first: Sums) -> ChannelSums:
+    xx, xy, yy, _, unclipped_xx, unclipped_xy = first["channels"]
+    return ChannelSums(xx, xy, yy, unclipped_xx, unclipped_xy, float(first["size"]))
+
+
+def _place(tensor: Tensor, first: Sums, gains: np.ndarray) -> Sums:
+    """Where the bins of a tensor lie, as the first samples show them, and the gains of its channels."""
     low, high, _ = first["extremes"]
     if not (np.isfinite(low) and np.isfinite(high)):
         low, high = 0.0, 1.0
-    public = {v.name for v in (*pair.original.inputs, *pair.original.outputs)}
-    alike = tensor.name in public or not pair.equalized
-    gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
     ends = None if tensor.qparams is None else ends_of(tensor.qparams)
     if (gains != 1).any():  # where the scaled values end is not known, but far beyond the codes no one looks
         low, high = min(0.0, low * gains.max()), max(0.0, high * gains.max())
@@ -424,33 +426,3 @@ def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
     room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, _TINY)
     edges = np.clip([low - room, high + room], -_LARGEST, _LARGEST)
     return {"gain": gains.astype(np.float32), "edges": edges.astype(np.float32)}
-
-
-def _gains(channels: np.ndarray, size: float) -> np.ndarray:
-    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error.
-
-    Of least squares on what is not clipped; a channel that hardly shows above the noise gets the mean of all.
-    """
-    xx, xy, yy, _, unclipped_xx, unclipped_xy = channels
-    ones = np.ones_like(xx)
-    if not np.isfinite(channels).all() or not unclipped_xy.sum() > 0:
-        return ones
-    noise = np.sum(yy - np.divide(xy**2, xx, out=np.zeros_like(xx), where=xx > 0)) / size
-    mean = unclipped_xy.sum() / unclipped_xx.sum()
-    power, product = unclipped_xx + max(noise, _TINY), unclipped_xy + max(noise, _TINY) * mean
-    gains = np.where(product > 0, product / power, mean)
-    # In units of the float model's channels, lest one large gain decides.
-    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (ones, gains))
-    scaled = np.abs(np.log2(gains)).max() > _EQUALIZED
-    return gains if scaled and fitted < _EXPLAINED * plain else ones
-
-
-def outer_factors(x: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """The factors of a weight's rows and of its columns that are nearest to what was made of it, multiplied."""
-    factors = np.ones((1,) * x.ndim)
-    for axis in (0, 1) * _ROUNDS:
-        rest = tuple(i for i in range(x.ndim) if i != axis)
-        fitted = x * factors
-        power, product = (np.sum(v, rest, keepdims=True) for v in (fitted**2, fitted * back))
-        factors = factors * np.divide(product, power, out=np.ones_like(power), where=(power > 0) & (product > 0))
-    return factors
