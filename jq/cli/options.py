@@ -102,7 +102,8 @@ Limit = Annotated[
 ]
 
 Workers = Annotated[
-    int | None, typer.Option(help="Share the work out to this many processes of this machine [none: all in this one].")
+    int | None,
+    typer.Option(help="Distribute the work over this many processes on this machine [none: all in this one]."),
 ]
 Chip = Annotated[str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))]
 Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)]

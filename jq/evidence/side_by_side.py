@@ -1,7 +1,8 @@
 """Two models in one streaming pass: which tensors both have, what a batch shows of them, and the sums of all batches.
 
-Both are traced into one compiled step that takes a batch to a few sums per tensor and sample; the host adds them up in
-64 bits. No tensor outlives its reading, and memory does not grow with the number of samples.
+One program computes both networks on a sample and gives all tensors of both. Small programs take each of them to a few
+sums, which the host adds up in 64 bits. Compiling is what takes the time, and tensors of one kind and shape share one of
+these: a program of all sums would have thousands of kernels, of 20 ms each. Tensors live as long as their sample.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jq.arithmetic.formats import Integer
 from jq.config import presets
 from jq.data.arrays import Sample
 from jq.data.sources import Source
-from jq.data.stream import Batch, Program, Stream, devices_of
+from jq.data.stream import Batch, Program, Stream, devices_of, replicated
 from jq.errors import ModelError
 from jq.evidence.gains import ChannelSums, fitted_gains, is_equalized
 from jq.evidence.report import ends_of
@@ -49,7 +50,6 @@ Sums = dict[str, np.ndarray]
 
 # A program of both networks runs on few samples: LLVM would take longer over it than it saves.
 QUICKLY_COMPILED = {"xla_backend_optimization_level": 1}
-_BATCH = 4  # samples per device and step
 _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
 _COUNTED = 1 << 18  # values of a tensor and a sample that a histogram counts at most
@@ -144,6 +144,11 @@ class Tensor:
         """By how much its exponent is changed, to see whether another is better."""
         return tried(self.qparams) if self.qparams is not None and self.qparams.axis is None else ()
 
+    @property
+    def kind(self) -> Kind:
+        """What the program of its sums depends on."""
+        return Kind(self.channels, self.coded, self.changes, self.scores)
+
 
 def _floats_and_plan(model: Graph) -> tuple[Graph, Plan]:
     graph, plan = split_quantizers(model)
@@ -214,9 +219,19 @@ def _alike(one: Value, other: Value) -> bool:
 # --- One batch ---
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """All that the program of a tensor's sums depends on, besides shapes and formats."""
+
+    channels: int
+    coded: bool
+    changes: tuple[int, ...]
+    scores: ScoreKind
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSums:
-    """A batch to the sums of each of its samples, compiled."""
+    """A sample for each device to its sums, compiled."""
 
     pair: Pair
     tensors: tuple[Tensor, ...]
@@ -226,7 +241,7 @@ class BatchSums:
     def of(cls, pair: Pair, source: Source, mesh: Mesh) -> BatchSums:
         """The step for data like the source's."""
         readers = [_tapped(g, p, activations(g)) for g, p in pair.graphs]
-        stream = Stream.of(source, _BATCH * devices_of(mesh), *readers, mesh=mesh)
+        stream = Stream.of(source, devices_of(mesh), *readers, mesh=mesh)
         shapes = [
             stream.shapes(functools.partial(_arrays, r, p), dict(g.params))
             for r, (g, p) in zip(readers, pair.graphs, strict=True)
@@ -241,30 +256,52 @@ class BatchSums:
 
     def total(self, batches: Iterable[Batch], places: Mapping[str, Sums], title: str | None = None) -> dict[str, Sums]:
         """The sums of each tensor over all samples of the batches."""
-        results = self.stream.results(self._program, (self._params, dict(places)), batches, title=title)
+        details = {t.name: (t.qparams, _ends(t), places[t.name]) for t in self.tensors}
+        arguments = self._params, jax.device_put(details, replicated(self.stream.mesh))
+        results = self.stream.results(self._program, arguments, batches, title=title)
         parts = ({k: _summed(sums, batch.valid) for k, sums in made.items()} for batch, made in results)
         return functools.reduce(lambda a, b: {k: _merged(v, b[k]) for k, v in a.items()}, parts)
 
     @functools.cached_property
-    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
+    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan]:
         one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in self.pair.graphs)
         # Params that both models share are one array, so XLA computes their common parts once, with equal results.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
-        other = {k: one[k] if k in same else v for k, v in other.items()}
-        return one, other, self.pair.plan, {t.name: t.qparams for t in self.tensors if t.qparams is not None}
+        return one, {k: one[k] if k in same else v for k, v in other.items()}, self.pair.plan
 
     @functools.cached_property
     def _program(self) -> Program:
         names = [t.name for t in self.tensors], [t.twin for t in self.tensors]
         ours, theirs = (_tapped(*model, own) for model, own in zip(self.pair.graphs, names, strict=True))
 
-        def one(arguments: Any, sample: Sample, _: Array) -> dict[str, dict[str, Array]]:
-            (one, other, plan, qparams), places = arguments
+        def one(arguments: Any, sample: Sample, _: Array) -> list[tuple[Any, Any]]:
+            one, other, plan = arguments
             x = ours.quantized(one, self.pair.original_plan, sample)[1]
             y = theirs.quantized(other, plan, sample)[1]
-            return {t.name: _sums(t, x[t.name], y[t.twin], qparams.get(t.name), places[t.name]) for t in self.tensors}
+            return [(layout.going_on(x[t.name]), layout.going_on(y[t.twin])) for t in self.tensors]
 
-        return self.stream.each(one, QUICKLY_COMPILED)
+        networks, sums = self.stream.each(one, QUICKLY_COMPILED), {t.kind: self._sums_of(t.kind) for t in self.tensors}
+
+        def program(arguments: Any, inputs: Sample, numbers: Array) -> dict[str, dict[str, Array]]:
+            params, details = arguments
+            seen = zip(self.tensors, networks(params, inputs, numbers), strict=True)
+            return {t.name: sums[t.kind](details[t.name], both, numbers) for t, both in seen}
+
+        return program
+
+    def _sums_of(self, kind: Kind) -> Program:
+        """The program of the sums of all tensors of a kind."""
+
+        def each(details: Any, both: Any, _: Array) -> dict[str, Array]:
+            return jax.lax.map(lambda values: _sums(kind, *values, *details), both)
+
+        return self.stream.spread(each, QUICKLY_COMPILED)
+
+
+def _ends(tensor: Tensor) -> np.ndarray:
+    """The ends of a tensor's codes, which are infinite where it has none."""
+    ends = None if tensor.qparams is None else ends_of(tensor.qparams)
+    return np.array(ends or (-np.inf, np.inf), np.float32)
 
 
 def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
@@ -278,17 +315,19 @@ def _arrays(reading: Traced, plan: Plan, params: Mapping[str, Any], sample: Samp
     return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
 
 
-def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
+def _sums(
+    kind: Kind, x: Any, y: Any, qparams: QParams | None, ends: Array, place: Mapping[str, Array]
+) -> dict[str, Array]:
     """The sums of one sample of a tensor; see `compare` for the equations."""
     last = layout.is_last(x) and layout.is_last(y)
     x, y = ((layout.raw if last else layout.plain)(v) for v in (x, y))
     x = x.astype(jnp.float32)
-    if tensor.coded:
+    if kind.coded:
         assert qparams is not None
         y = (y.astype(jnp.float32) - qparams.zero_point) * qparams.scale
     axis = x.ndim - 1 if last else 1
-    along = [-1 if i == axis else 1 for i in range(x.ndim)] if tensor.channels > 1 else [1] * x.ndim
-    rest = tuple(i for i in range(x.ndim) if i != axis or tensor.channels == 1)
+    along = [-1 if i == axis else 1 for i in range(x.ndim)] if kind.channels > 1 else [1] * x.ndim
+    rest = tuple(i for i in range(x.ndim) if i != axis or kind.channels == 1)
     gain = place["gain"].reshape(along)
     scaled, y = x * gain, y.astype(jnp.float32)
     lost = y / gain - x
@@ -299,17 +338,12 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
     def squared(v: Array) -> Array:
         return jnp.sum(v * v)
 
-    made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
-    if qparams is not None:
-        made = own(qparams)
-        ends = None if tensor.qparams is None else ends_of(tensor.qparams)
-        if ends is not None:
-            beyond = (scaled < ends[0]) | (scaled > ends[1])
-            unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
-    # Whether there is an exponent is known of the tensor's own, not while tracing.
+    made = jnp.zeros_like(x) if qparams is None else own(qparams)
+    beyond = (scaled < ends[0]) | (scaled > ends[1])
+    unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     near = jnp.zeros(0)
-    if qparams is not None and (changes := tensor.changes):
-        near = _near(scaled, 1 / jnp.broadcast_to(gain, x.shape), qparams, changes)
+    if qparams is not None and kind.changes:
+        near = _near(scaled, 1 / jnp.broadcast_to(gain, x.shape), qparams, kind.changes)
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
@@ -319,8 +353,8 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
         "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
         "counts": _counts(scaled, place["edges"]),
         "size": jnp.float32(x.size),
-        "classes": distances(tensor.scores, x, y / gain),
-        "best": _best(tensor, x, y / gain),
+        "classes": distances(kind.scores, x, y / gain),
+        "best": _best(kind, x, y / gain),
     }
 
 
@@ -332,9 +366,9 @@ def _near(x: Array, factor: Array, qparams: QParams, changes: Sequence[int]) -> 
     return error_sums(x, 1 / scales, *ends, slopes=factor).square * scales**2
 
 
-def _best(tensor: Tensor, x: Array, y: Array) -> Array:
+def _best(kind: Kind, x: Array, y: Array) -> Array:
     """The class that each model puts the sample into, where it is scores of classes."""
-    return jnp.stack([jnp.argmax(v) for v in (x, y)]) if tensor.scores else jnp.zeros(0, jnp.int32)
+    return jnp.stack([jnp.argmax(v) for v in (x, y)]) if kind.scores else jnp.zeros(0, jnp.int32)
 
 
 def _counts(x: Array, edges: Array) -> Array:
