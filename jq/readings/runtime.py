@@ -59,7 +59,7 @@ class RuntimeReading:
 def onnxruntime_reading(model: Source, provider: Provider | None = None) -> RuntimeReading:
     """Return the model as onnxruntime runs it, on the CPU without a provider; one that it does not run is a ModelError.
 
-    A provider that this onnxruntime lacks is a ConfigError. One that accepts no part of the model is a warning, as the CPU
+    A provider that this onnxruntime lacks is a ConfigError. One that takes nothing of the model is a warning, as the CPU
     then runs all of it.
 
     >>> import jq.zoo
