@@ -64,7 +64,7 @@ class Float:
 
     name: str
     dtype: np.dtype
-    saturates: bool  # what is beyond the largest number, infinity too, becomes it, not infinity
+    saturates: bool  # values beyond the largest number, and infinities, become that number instead of infinity
 
     def __repr__(self) -> str:
         return self.name
@@ -118,7 +118,7 @@ class Block:
     shift_bits: int = 0  # ... of that many bits, which lowers the exponent where all of them are small
     raises: bool = False  # rounding up beyond the largest code raises the block's exponent, else it saturates
     flushes: bool = False  # subnormal values become zero
-    poisons: bool = False  # a NaN or infinity makes the whole block NaN, else it stays as it is and does not count
+    poisons: bool = False  # a NaN or infinity makes the whole block NaN; otherwise it is kept and ignored
     through_bfloat16: bool = False  # values are rounded to bfloat16 first
 
     def __repr__(self) -> str:

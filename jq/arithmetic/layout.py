@@ -1,4 +1,4 @@
-"""The order of axes: which one XLA's CPU backend likes, and where an axis of ONNX's lies in it.
+"""The order of axes: which one XLA's CPU backend prefers, and where each of ONNX's axes lies in it.
 
 ONNX lays activations out as (N, C, *spatial). XLA's CPU backend reaches its convolution library only
 with (N, *spatial, C) operands, so convolutions and pools return a `ChannelsLast` value, elementwise
@@ -238,7 +238,7 @@ def like_packed(weight: Any, order: tuple[int, ...], device: Any = None) -> Pack
 
 
 def unpacked(weight: Array | Packed) -> Array:
-    """A weight in ONNX's order; any other value as it is."""
+    """A weight in ONNX's order; any other value unchanged."""
     return ordered(weight, tuple(range(len(weight.order)))) if isinstance(weight, Packed) else weight
 
 

@@ -1,6 +1,6 @@
 """Distances of outputs from a reference: what searches minimize, sensitivities rank and reports show.
 
-Losses are of one sample, to be mapped over many: `jax.vmap(mse)(reference, outputs)`.
+Each loss takes one sample; map it over many with `jax.vmap(mse)(reference, outputs)`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _IMAGE = 4  # dims from which on classes are the second axis
 
 
 def mse(z: Array, y: Array, weights: Array | float = 1.0) -> Array:
-    """Return the mean square of y - z, each element's times its weight."""
+    """Return the mean square of y - z, with each element weighted."""
     return jnp.mean((jnp.square(y - z) * weights).reshape(-1))
 
 
 def power(z: Array, weights: Array | float = 1.0) -> Array:
-    """Return the mean square of a reference, which a relative error is divided by; never zero."""
+    """Return the mean square of a reference, the denominator of a relative error; never zero."""
     return jnp.maximum(jnp.mean(jnp.square(z) * weights), _LEAST)
 
 
 def relative_mse(z: Array, y: Array, weights: Array | float = 1.0) -> Array:
-    """Return the mean square of y - z as a part of that of z, with each element's times its weight in both."""
+    """Return the weighted mean square of y - z relative to that of z."""
     return mse(z, y, weights) / power(z, weights)
 
 
 def kl(z: Array, y: Array) -> Array:
     """Return KL(softmax(z) || softmax(y)) of scores, the mean over all but the classes' axis.
 
-    A sum of terms p log(p / q) - p + q, none of them negative, so that what is small is exact.
+    Summed as p log(p / q) - p + q, whose terms are never negative, so that small divergences stay exact.
     """
     axis = classes_axis(z)
     p, q = (jax.nn.log_softmax(v, axis) for v in (z, y))
@@ -65,7 +65,7 @@ def cosine(z: Array, y: Array) -> Array:
 
 
 def top1(z: Array, y: Array) -> Array:
-    """Return the share of the rows whose highest score is another class's."""
+    """Return the share of rows whose highest score belongs to another class."""
     axis = classes_axis(z)
     return jnp.mean(jnp.argmax(z, axis) != jnp.argmax(y, axis), dtype=jnp.float32)
 
@@ -74,7 +74,7 @@ BY_NAME: Mapping[str, Callable[[Array, Array], Array]] = {"kl": kl, "mse": mse, 
 
 
 def classes_axis(z: Array) -> int:
-    """Return the axis of an output [batch, ...] that its classes lie along: the second of images, else the last."""
+    """Return the axis of an output [batch, ...] that holds its classes: the second for images, otherwise the last."""
     return 1 if z.ndim >= _IMAGE else -1
 
 

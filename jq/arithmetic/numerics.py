@@ -183,7 +183,7 @@ def round_product(
     low = ((carry & _LOW) << _LIMB) | (base & _LOW)
 
     def within() -> Array:
-        """Where the last bit is one of `low`."""
+        """The result where the last bit that is kept is a bit of `low`."""
         right = np.minimum(s, 24)
         end = ((WIDEST >> (24 - right)) - 1).astype(np.int32)
         inside = (high >= -end) & (high <= end)
@@ -192,7 +192,7 @@ def round_product(
         return _rounded_pair(quotient, rest - half, half > 0, v, mode, zero)
 
     def beyond() -> Array:
-        """Where it is one of `high`, so that `low` only tells a tie from what is above it."""
+        """The result where a half is a bit of `high`, so that `low` only tells a tie from values above it."""
         right = np.clip(s - 24, 1, 31).astype(np.int64)
         rest, half = high & ((1 << right) - 1).astype(np.int32), ((1 << right) >> 1).astype(np.int32)
         return _rounded_pair(high >> right.astype(np.int32), 2 * (rest - half) + (low > 0), True, v, mode, zero)
@@ -204,7 +204,7 @@ def round_product(
 
 
 def _round_short(v: Array, upper: Array, lower: Array, shift: np.ndarray, mode: Mode, zero: int) -> Array:
-    """round((upper + lower / 2**12) / 2**shift) + zero: what is left of `lower` only tells a tie from what is above."""
+    """round((upper + lower / 2**12) / 2**shift) + zero; the rest of `lower` only tells a tie from values above it."""
     total, half = upper + (lower >> _LIMB), (1 << shift >> 1).astype(np.int32)
     if mode == "floor":
         return (total >> shift) + zero
@@ -216,7 +216,7 @@ def _round_short(v: Array, upper: Array, lower: Array, shift: np.ndarray, mode: 
 
 
 def _rounded_pair(quotient: Array, above: Array, fraction: Any, v: Array, mode: Mode, zero: int = 0) -> Array:
-    """A quotient rounded: `above` has the sign of what is left of it less a half, if it has a fraction at all."""
+    """A rounded quotient: `above` has the sign of its fraction minus a half, if it has a fraction."""
     if mode == "floor":
         return quotient + zero
     tie = {"half_up": jnp.ones((), bool), "half_even": (quotient + zero) & 1 == 1, "half_away": v > 0}[mode]

@@ -49,7 +49,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
 
 
 class _Grouped(typer.core.TyperGroup):
-    """A group that shows its commands by what they are for."""
+    """A group that lists its commands by purpose."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list of commands for each group; a command that none names comes last."""
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     SystemExit: 2
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _stop)  # what is open is closed, and drafts are removed, as for ctrl-C
+        signal.signal(signal.SIGTERM, _stop)  # as for ctrl-C, open files are closed and drafts removed
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names in a model may not fit the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
@@ -192,7 +192,7 @@ def _stop(number: int, frame: Any) -> None:
 
 @contextlib.contextmanager
 def _printing() -> Iterator[None]:
-    """Write out what is printed; Python would do that at exit, and print a traceback where it cannot."""
+    """Flush the output; at exit, Python would print a traceback if that fails."""
     try:
         try:
             yield

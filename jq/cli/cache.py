@@ -1,4 +1,4 @@
-"""`jq-quant cache`: what is kept on disk between runs, and its removal."""
+"""`jq-quant cache`: show and clear what is kept on disk between runs."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ Limit = Annotated[
 ]
 
 Workers = Annotated[
-    int | None, typer.Option(help="Share the work out to this many processes of this machine [none: all in this one].")
+    int | None,
+    typer.Option(help="Distribute the work over this many processes on this machine [none: all in this one]."),
 ]
 Chip = Annotated[str, typer.Option(help=f"The chip: {', '.join(CHIPS)}.", autocompletion=beginning(lambda: CHIPS))]
 Backend = Annotated[str | None, typer.Option(help=f"{' or '.join(BACKENDS)} [the chip's first].", show_default=False)]
@@ -171,7 +172,7 @@ def decibels(text: str) -> float | None:
 
 
 def config_of(name: str, model: Path | None) -> jq.QuantConfig:
-    """Return a preset by name, or the config in a TOML or JSON file; in AMD's JSON, as it is for a model."""
+    """Return a preset by name, or the config in a TOML or JSON file; for AMD's JSON, as it applies to a model."""
     if not name.endswith(SUFFIXES):
         return resolve(name)
     from jq.compat.quark.json_config import is_quarks, quant_config  # with which `--help` would take longer

@@ -141,9 +141,10 @@ def compare(
     if len(quantized) > 1 and (reading is not None or benchmark):
         raise ConfigError("--reading and --benchmark work with one quantized model; give one, or leave them out")
     right = None if labels is None else jq.evaluate.read_labels(labels, label_offset)
-    run, timing = _opened(quantized[0], data, reading, provider_option, ep_context, ep_context_embed, benchmark)
-    asked = run if reading is not None else None
-    made = [jq.compare(model, q, data, limit=limit, reading=asked, labels=right) for q in quantized]
+    asked = reading_of(reading or "onnxruntime", provider_option, ep_context, ep_context_embed)
+    run, timing = _opened(quantized[0], data, asked, benchmark) if reading is not None or benchmark else (None, None)
+    device = run if reading is not None else None
+    made = [jq.compare(model, q, data, limit=limit, reading=device, labels=right) for q in quantized]
     comparison = side_by_side(made)
     document = comparison.to_dict() | ({"benchmark": timing.to_dict()} if timing else {})
     others = (f"{other.subject}: {line}" for other in comparison.beside for line in other.verdict.lines())
@@ -152,16 +153,10 @@ def compare(
 
 
 def _opened(
-    model: Path,
-    data: Path | None,
-    reading: str | None,
-    options: list[str] | None,
-    context: Path | None,
-    embed: bool,
-    benchmark: bool,
+    model: Path, data: Path | None, reading: AnyReading, benchmark: bool
 ) -> tuple[AnyReading, jq.Timing | None]:
     """The reading that is asked for, opened once, and its timing."""
-    run = jq.open_reading(model, reading_of(reading or "onnxruntime", options, context, embed))
+    run = jq.open_reading(model, reading)
     return run, jq.benchmark(model, data, run) if benchmark else None
 
 
@@ -249,7 +244,7 @@ def simulate(
     asked: AnyReading = reading_of(reading, provider_option, ep_context, ep_context_embed)
     timing = None
     if benchmark:
-        asked, timing = _opened(model, data, reading, provider_option, ep_context, ep_context_embed, benchmark)
+        asked, timing = _opened(model, data, asked, benchmark)
     simulation = jq.integer.simulate(chip, data, limit=limit, dump=dump, reading=asked)
     if output is not None:
         simulation.to_json(output)

@@ -199,7 +199,7 @@ def _check_size(file: Path, sizes: Sequence[int], *made: Sequence[int]) -> None:
 
 
 def _open(file: Path) -> Any:
-    """Open an image in the format of its name's ending only: of others, some make Pillow start programs."""
+    """Open an image only in the format of its file extension: for some others, Pillow starts programs."""
     pillow = _pillow()
     return pillow.open(file, formats=[_FORMATS[file.suffix.lower()]])
 

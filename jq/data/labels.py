@@ -28,7 +28,7 @@ class Labels:
     names: tuple[str, ...] | None = None  # of the samples; None: they are in order
 
     def of(self, count: int, names: Sequence[str] | None) -> np.ndarray:
-        """Return the label of each of so many samples, matched by name if labels have names."""
+        """Return the label of each of `count` samples, matched by name if the labels have names."""
         if self.names is None:
             if len(self.values) != count:
                 raise DataError(f"there are {len(self.values)} labels for {count} samples")

@@ -143,7 +143,7 @@ def as_trained(data: Any, metadata: Mapping[str, str]) -> Any:
 
 
 def preprocessing_of(data: Any, inputs: Sequence[Value] = ()) -> Preprocessing | None:
-    """Return what data say of their pixels or, for a model's inputs, what is done to those of a file, folder or array."""
+    """Return the preprocessing that the data declare or, for a model's inputs, that files, folders and arrays get."""
     if isinstance(data, images.ImageFolder):
         return data.alone
     if isinstance(data, Pixels):
@@ -191,7 +191,7 @@ def calibration_samples(data: Any, inputs: Sequence[Value], held_out: int | None
 
 
 def decides(index: int, held_out: int) -> bool:
-    """Whether a sample is kept from calibration and finetuning, one in so many, to decide between models on.
+    """Whether a sample is held out from calibration and finetuning, one in `held_out`, to decide between models.
 
     >>> [i for i in range(9) if decides(i, 4)]
     [3, 7]
@@ -422,7 +422,7 @@ def _arrays(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessin
 
 
 def _fitting(value: Value, given: Any, pixels: Preprocessing | None, where: str) -> Fitting | None:
-    """The change that makes an array fit an input; None of what is no array yet."""
+    """The change that makes an array fit an input; None for anything that is not an array yet."""
     known = isinstance(getattr(given, "dtype", None), np.dtype)  # a tensor of torch's has another
     return fitting(value, np.asarray(given), pixels, where) if known else None
 

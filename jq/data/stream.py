@@ -265,7 +265,7 @@ def concurrently(step: Callable[..., Any], *items: Iterable[Any]) -> Iterator[An
         waiting: collections.deque[Future[Any]] = collections.deque()
         for item in given:
             waiting.append(pool.submit(lambda item: jax.block_until_ready(step(*item)), item))
-            if len(waiting) > _AT_ONCE:  # what is not taken yet is few
+            if len(waiting) > _AT_ONCE:  # few results wait to be taken
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

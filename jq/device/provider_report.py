@@ -38,7 +38,7 @@ _COUNT = re.compile(rf"({_RUNNING}|[A-Z][A-Z_0-9]*)\s+(\d+)\b(?!\.)")
 
 @dataclasses.dataclass(frozen=True)
 class ProviderReport:
-    """The counts of nodes by place, the subgraphs, and each node's place by its first output, as far as they are told."""
+    """The counts of nodes by place, the subgraphs, and each node's place by its first output, if the report has them."""
 
     counts: Mapping[str, int]
     subgraphs: int | None
@@ -131,7 +131,7 @@ def read_report(path: str | os.PathLike[str]) -> ProviderReport:
 
 
 def read_console(path: str | os.PathLike[str]) -> ProviderReport:
-    """Return what the provider's last lines in a console's output say; a DataError where there are none."""
+    """Return the counts in the provider's last lines of a console's output; a DataError if there are none."""
     text = _PREFIX.sub("", _read(path, files.text))
     lines = {kind: dict(_COUNT.findall(rest)) for kind, rest in _LINES.findall(text)}  # the last of each
     if not lines.get("Operators"):
@@ -155,7 +155,7 @@ def read_console(path: str | os.PathLike[str]) -> ProviderReport:
 
 
 def compare_with_report(forecast: Forecast, report: ProviderReport) -> Comparison:
-    """Return forecast and fact side by side; a DataError where the report is of another model."""
+    """Return forecast and fact side by side; a DataError if the report describes another model."""
     outputs = {p.output for p in forecast.nodes.values()}
     known = sum(output in report.nodes for output in outputs)
     if report.nodes and known < _SHARED * len(outputs):
@@ -206,7 +206,7 @@ def _entries(path: str | os.PathLike[str], document: Any, name: str) -> list[Map
 
 
 def _place(device: str) -> str:
-    """The place of a device's name; of one that no document names, the name, which is no place of a forecast."""
+    """The place that a device's name stands for; an undocumented name itself, which no forecast contains."""
     return _DEVICES.get(device, device)
 
 

@@ -1,6 +1,6 @@
 """Quantized graphs made again with a rewrite, or with more quantizers, to see where their nodes would run then.
 
-Scales of new tensors are those of what they are made of: places do not depend on them.
+New tensors inherit the scales of the tensors they are made from: places do not depend on scales.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def with_listed(graph: Graph, format: str) -> tuple[Graph, tuple[str, ...]]:
 
 
 def _extended(graph: Graph, plan: Plan, nodes: Iterable[Node]) -> Plan:
-    """The plan with what these nodes read and make, each like what is quantized of it, or else like any tensor."""
+    """The plan extended to the tensors of these nodes, each quantized like its neighbours in the node, or like any tensor."""
     activations, new = dict(plan.activations), set[str]()
     if not activations:
         return plan

@@ -59,7 +59,7 @@ class Recorded:
         *,
         whole: bool = True,
     ) -> Recorded:
-        """The record of a tensor; with a `whole` one, what is in it.
+        """The record of a tensor; with `whole`, its contents too.
 
         >>> Recorded.of("y", [np.int8([1, 2]), np.int8([3, 4])], 0.5, 0).array()
         array([[1, 2],

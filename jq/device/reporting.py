@@ -194,7 +194,7 @@ def _placement(graph: Graph, chip: str, backend: str | None, told: str | os.Path
 
 
 def _grid(graph: Graph, output: str) -> tuple[float, int, np.dtype] | None:
-    """The scale, zero point and type of the codes that an output is made of; None of one that is computed in float."""
+    """The scale, zero point and type of the codes behind an output; None for an output computed in float."""
     node = graph.producer.get(output)
     if node is None or not is_dequantize(node) or len(node.inputs) < 3:
         return None

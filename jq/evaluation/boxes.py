@@ -185,7 +185,7 @@ def decoded(outputs: Mapping[str, np.ndarray], classes: int, sizes: tuple[int, i
 
 
 def suppressed(corners: np.ndarray, scores: np.ndarray) -> Boxes:
-    """Return the boxes [places, 4] with scores [places, classes] of which none of a class overlaps a better one too much."""
+    """Return boxes [places, 4] with scores [places, classes] after suppressing those that overlap a better one of their class."""
     place, label = np.nonzero(scores > _LEAST)
     kept = list(_kept(corners[place], label, scores[place, label]))
     return Boxes(corners[place][kept], label[kept], scores[place, label][kept])

@@ -57,7 +57,7 @@ class ResultRow:
     cosine: float
     l2: float
     psnr: float  # dB; inf if they are equal, NaN if no value of the baseline is above zero
-    ssim: float | None  # None of what is no image of at least 11 x 11
+    ssim: float | None  # None unless it is an image of at least 11 x 11
 
 
 @dataclasses.dataclass(frozen=True)

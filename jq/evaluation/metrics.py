@@ -147,7 +147,7 @@ def ssim(
     That of Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment: from error visibility to structural
     similarity" (2004): a Gaussian window of 11 x 11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, wherever the window lies
     in the image. `axes` are those of height and width; over all others (channels, samples) the mean is taken.
-    `data_range` is L of the paper: 255 of uint8, and otherwise the reference's largest less its smallest value.
+    `data_range` is L of the paper: 255 for uint8, otherwise the reference's largest value minus its smallest.
 
     >>> image = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8)
     >>> ssim(image, image), round(ssim(image, 255 - image), 3)

@@ -16,12 +16,12 @@ import numpy as np
 from jq.evaluation import metrics
 from jq.evaluation.estimates import RESAMPLES, Estimate, bootstrap
 
-_QUIETEST = 1e-30  # noise as a share of the signal, at least, of samples without any
+_QUIETEST = 1e-30  # the least noise, relative to the signal, so that exact samples have a finite ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """A model beside a reference on the same samples. Shares are of 1; None is what cannot be said of these outputs."""
+    """A model beside a reference on the same samples. Shares lie in [0, 1]; None where these outputs do not define a figure."""
 
     samples: int
     agreement: Estimate | None  # share of samples that get the reference's class

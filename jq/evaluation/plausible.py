@@ -81,6 +81,6 @@ def _bare(data: Any) -> Any:
 
 
 def _clearly(other: float, own: float, samples: int) -> bool:
-    """Whether a share of the samples is greater than another by more than chance."""
+    """Whether one share of the samples exceeds another by more than chance."""
     error = np.hypot(metrics.standard_error(other, samples), metrics.standard_error(own, samples))
     return other - own > _CLEAR * max(float(error), 1 / samples)

@@ -86,7 +86,7 @@ def mean_iou(outputs: Outputs, truth: Any) -> float:
 
 
 def words(outputs: Outputs, truth: Any) -> float:
-    """Return the share of words that are read without a mistake: scores [1, steps, symbols], of which 0 is CTC's blank.
+    """Return the share of words read without a mistake; scores are [1, steps, symbols], and symbol 0 is CTC's blank.
 
     The truth holds the symbols of each word, filled up with 0.
 

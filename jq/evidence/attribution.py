@@ -1,13 +1,13 @@
 """Who did it: the error of every tensor in parts, and what each new part does to the outputs.
 
-For a tensor t, with x its values in the float model and y in the quantized one, c is what the float model computes of
-the quantized model's own inputs of t, and p what the quantized model has before it rounds. Then
+For a tensor t, let x be its values in the float model and y in the quantized one, c the values that the float model
+computes from the quantized model's inputs of t, and p the values that the quantized model has before it rounds. Then
 
     y - x = (c - x) + (p - c) + (y - p)
 
-is what came in, what weights or another form of the operators add, and what rounding adds; where a constraint forbids a
-better exponent, the last is what that one would add and the rest. A part's share of the squared error is its product
-with y - x, so shares add up to 1.
+splits the error into what came in, what weights or another form of the operators add, and what rounding adds. Where a
+constraint forbids a better exponent, the last term is split again, into what that exponent would add and the rest. A
+part's share of the squared error is its product with y - x, so the shares add up to 1.
 
 The float model with n = y - c added to each tensor is the quantized model; with s n, 0 <= s <= 1, it leads from one to
 the other. So the outputs' error E is the integral over s of J n, summed over tensors, J being the derivative of the
@@ -18,6 +18,7 @@ steps of Gauss. All shares of a step come from one backward pass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ from jq.evidence.side_by_side import QUICKLY_COMPILED, Pair, Tensor, Total
 from jq.ops.linear import linear_layer
 from jq.plan import Plan, QParams
 from jq.readings.fake import as_planned
-from jq.readings.hooks import Hook, turned
+from jq.readings.hooks import Hook
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, trace
 from jq.recovery.parts import blocks
@@ -54,71 +55,95 @@ _STEPS = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))  # of Gauss's quadra
 _MAP = 3  # dims from which on an output is a map, whose channels count alike
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """All that the program of a tensor's shares depends on, besides shapes and formats."""
+
+    added: str  # the part that its nodes add before rounding: weights or form
+    channels: int
+    rounded: bool
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Products:
-    """A sample to its products: [tensors, 2 + parts] for the tensors, [tensors, parts] for the outputs, and E's square."""
+    """A sample to its products: [tensors, 2 + parts] for the tensors, [tensors, parts] for the outputs, and E's square.
+
+    Networks are programs of their own, and give all tensors; tensors of one kind and shape share the program of their
+    products, since compiling is what takes the time.
+    """
 
     pair: Pair
     tensors: tuple[Tensor, ...]
-    added: Mapping[str, str]  # the part that a tensor's nodes add before rounding: weights or form
+    kinds: Mapping[str, _Kind]
+    known: Mapping[str, np.ndarray]  # inputs that decide shapes
 
-    def __call__(self, arguments: Any, sample: Mapping[str, Array], _: Array) -> tuple[Array, Array, Array]:
-        (params, theirs, plan), gains, qparams, better, weights = arguments
-        graph, plans = self.pair.original, self.pair.original_plan
-        names = {t.name: t for t in self.tensors}
-        fn = trace(as_planned(graph, plans), taps=dict.fromkeys(names, AnyOrder(layout.plain)))
-        own = Hook(plans, plans.fake_quant)
-        outputs, x = fn.quantized(params, own, sample)
-        y, before = self._quantized(theirs, plan, sample, gains, qparams)
-        computed: dict[str, Array] = {}
-
-        def forced(name: str, value: Any) -> Any:
-            value = plans.fake_quant(name, value) if name in plans else value
-            if name not in names:
-                return value
-            computed[name] = layout.plain(value)
-            return layout.mapped(lambda _: layout.arranged(y[name], value), value)
-
-        hooked = {*names, *plans}
-        fn.quantized(params, Hook(hooked, forced), sample)
-        parts = {k: self._parts(t, computed[k], before[k], y[k], gains, better) for k, t in names.items()}
-
-        def injected(dials: Array, step: Array) -> dict[str, Array]:
-            def changed(name: str, value: Any) -> Any:
-                value = plans.fake_quant(name, value) if name in plans else value
-                if name not in names:
-                    return value
-                index = list(names).index(name)
-
-                def shifted(v: Array) -> Array:
-                    for part, lost in enumerate(parts[name]):
-                        if lost is not None:
-                            own = layout.arranged(lost, value)
-                            v = turned(v + step * own, own, dials[index, part])
-                    return v
-
-                return layout.mapped(lambda v: shifted(jnp.asarray(v)), value)
-
-            made = fn.quantized(params, Hook(hooked, changed), sample)[0]
-            return {k: made[k] for k in weights}
-
+    def __call__(self, arguments: Any, inputs: Mapping[str, Array], _: Array) -> tuple[Array, Array, Array]:
+        params, gains, qparams, better, weights = arguments
+        sample = {k: v[0] for k, v in inputs.items()}
+        x, computed, before, y, outputs = self._values(params, sample, gains, qparams)
         errors = {k: y[k] - outputs[k] for k in weights}
         pulls = {k: (errors[k] * weights[k]).astype(outputs[k].dtype) for k in weights}
-        dials = jnp.zeros((len(names), len(PARTS)))
-
-        def pulled(step: Array) -> Array:
-            return jax.vjp(lambda d: injected(d, step), dials)[1](pulls)[0]
-
-        # One after the other, so that a pass forwards and backwards is compiled once.
-        effects = jnp.mean(jax.lax.map(pulled, jnp.asarray(_STEPS, jnp.float32)), axis=0)
+        noise = {k: y[k] - computed[k] for k in y}
+        slopes = [self._slopes(params, sample, noise, pulls, np.float32(step)) for step in _STEPS]
+        shares, effects = [], []
+        for name, kind in self.kinds.items():
+            pull = sum(s[name] for s in slopes) / len(slopes)
+            values = x[name], computed[name], before[name], y[name], pull
+            share, effect = _products(kind, values, gains[name], better.get(name))
+            shares.append(share)
+            effects.append(effect)
         whole = sum(jnp.sum(errors[k] * pulls[k]) for k in weights)
-        shares = [self._shares(x[k], computed[k], y[k], parts[k]) for k in names]
-        return jnp.stack(shares), effects, jnp.asarray(whole)
+        return jnp.stack(shares)[None], jnp.stack(effects)[None], jnp.asarray(whole)[None]
+
+    @functools.cached_property
+    def _values(self) -> Any:
+        """The program of the tensors of both networks, and of the outputs, in ONNX's order and the float model's scale."""
+        graph, plans = self.pair.original, self.pair.original_plan
+        fn = trace(as_planned(graph, plans), taps=dict.fromkeys(self.kinds, AnyOrder(layout.plain)))
+
+        def values(params: Any, sample: Mapping[str, Array], gains: Any, qparams: Any) -> Any:
+            ours, theirs, plan = params
+            outputs, x = fn.quantized(ours, Hook(plans, plans.fake_quant), {**sample, **self.known})
+            y, before = self._quantized(theirs, plan, {**sample, **self.known}, gains, qparams)
+            computed: dict[str, Array] = {}
+
+            def forced(name: str, value: Any) -> Any:
+                value = plans.fake_quant(name, value) if name in plans else value
+                if name not in y:
+                    return value
+                computed[name] = layout.plain(value)
+                return layout.mapped(lambda _: layout.arranged(y[name], value), value)
+
+            fn.quantized(ours, Hook({*y, *plans}, forced), {**sample, **self.known})
+            return x, computed, before, y, outputs
+
+        return jax.jit(values, compiler_options=QUICKLY_COMPILED)
+
+    @functools.cached_property
+    def _slopes(self) -> Any:
+        """The program of the outputs' derivatives, times `pulls`, by what is added to each tensor: a part of its noise."""
+        graph, plans = self.pair.original, self.pair.original_plan
+        fn = trace(as_planned(graph, plans))
+
+        def slopes(params: Any, sample: Mapping[str, Array], noise: Any, pulls: Any, step: Array) -> Any:
+            def injected(added: dict[str, Array]) -> dict[str, Array]:
+                def changed(name: str, value: Any) -> Any:
+                    value = plans.fake_quant(name, value) if name in plans else value
+                    if name not in added:
+                        return value
+                    return layout.mapped(lambda v: jnp.asarray(v) + layout.arranged(added[name], value), value)
+
+                made = fn.quantized(params[0], Hook({*added, *plans}, changed), {**sample, **self.known})
+                return {k: made[k] for k in pulls}
+
+            return jax.vjp(injected, {k: step * v for k, v in noise.items()})[1](pulls)[0]
+
+        return jax.jit(slopes, compiler_options=QUICKLY_COMPILED)
 
     def _quantized(
         self, params: Any, plan: Plan, sample: Mapping[str, Array], gains: Any, qparams: Any
     ) -> tuple[dict[str, Array], dict[str, Array | None]]:
-        """The tensors of the quantized model, and what they are before they are rounded, in the float model's scale."""
+        """The tensors of the quantized model, and their values before rounding, in the float model's scale."""
         seen: dict[str, Array] = {}
 
         def rounded(name: str, value: Any) -> Any:
@@ -130,7 +155,7 @@ class _Products:
         made = fn.quantized(params, Hook(self.pair.plan, rounded), sample)[1]
         y, before = {}, dict[str, Array | None]()
         for t in self.tensors:
-            value, gain = made[t.twin], _along(t, gains[t.name], made[t.twin])
+            value, gain = made[t.twin], _along(t.channels, gains[t.name], made[t.twin])
             if t.coded:
                 q = qparams[t.name]
                 y[t.name], before[t.name] = (value.astype(jnp.float32) - q.zero_point) * q.scale / gain, None
@@ -138,30 +163,32 @@ class _Products:
                 y[t.name], before[t.name] = value / gain, seen.get(t.twin, value) / gain
         return y, before
 
-    def _parts(
-        self, tensor: Tensor, computed: Array, before: Array | None, y: Array, gains: Any, better: Any
-    ) -> list[Array | None]:
-        """The new errors of a tensor by PARTS; None where there are none."""
-        before = y if before is None else before
-        made: dict[str, Array | None] = dict.fromkeys(PARTS)
-        made[self.added[tensor.name]] = before - computed
-        rounding = y - before
-        if tensor.name in better:
-            gain = _along(tensor, gains[tensor.name], y)
-            best = better[tensor.name].fake_quant(before * gain) / gain
-            made["constraint"], rounding = y - best, best - before
-        made["rounding"] = rounding if tensor.qparams is not None and not tensor.coded else None
-        return list(made.values())
 
-    def _shares(self, x: Array, computed: Array, y: Array, parts: Sequence[Array | None]) -> Array:
-        error = y - x
-        return jnp.stack([jnp.sum(error * v) if v is not None else 0.0 for v in (error, computed - x, *parts)])
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY_COMPILED)
+def _products(kind: _Kind, values: Any, gains: Array, better: QParams | None) -> tuple[Array, Array]:
+    """The products of a tensor's error with its parts, and of the outputs' with what each of its new parts does there."""
+    x, computed, before, y, pull = values
+    before, error = y if before is None else before, y - x
+    parts: dict[str, Array | None] = dict.fromkeys(PARTS)
+    parts[kind.added] = before - computed
+    rounding = y - before
+    if better is not None:
+        gain = _along(kind.channels, gains, y)
+        best = better.fake_quant(before * gain) / gain
+        parts["constraint"], rounding = y - best, best - before
+    parts["rounding"] = rounding if kind.rounded else None
+
+    def product(one: Array, other: Array | None) -> Array:
+        return jnp.float32(0) if other is None else jnp.sum(one * other)
+
+    shares = [product(error, v) for v in (error, computed - x, *parts.values())]
+    return jnp.stack(shares), jnp.stack([product(pull, v) for v in parts.values()])
 
 
 def attributed(
     pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total], rows: Sequence[TensorRow], source: Source
 ) -> tuple[dict[str, Origin], Attribution | None]:
-    """Return where the error of each activation comes from, and the outputs' by layers; nothing where that is not known.
+    """Return where the error of each activation and, by layers, of the outputs comes from; nothing where that is not known.
 
     `totals` and `rows` are of all samples: they say how channels are scaled, how large outputs are, and of which
     tensors the exponent is one that only a constraint explains.
@@ -170,10 +197,13 @@ def attributed(
     finite = all(np.isfinite(total.sums["values"]).all() for total in totals.values())
     if not weights or not finite:
         return {}, None
-    step = _Products(pair, tuple(tensors), {t.name: _added(pair, t, tensors) for t in tensors})
+    kinds = {
+        t.name: _Kind(_added(pair, t, tensors), t.channels, t.qparams is not None and not t.coded) for t in tensors
+    }
     stream = Stream.of(
         source.limited(_samples(totals)), 1, trace(pair.original), trace(pair.quantized), mesh=local_mesh(1)
     )
+    step = _Products(pair, tuple(tensors), kinds, stream.known)
     arguments = (
         (pack(pair.original, mesh=stream.mesh), pack(pair.quantized, mesh=stream.mesh), pair.plan),
         {k: total.gains.astype(np.float32) for k, total in totals.items()},
@@ -182,7 +212,7 @@ def attributed(
         weights,
     )
     try:
-        shares, effects, whole = stream.rows(stream.each(step, QUICKLY_COMPILED), arguments, title="attribute")
+        shares, effects, whole = stream.rows(step, arguments, title="attribute")
     except ValueError as error:  # JAX's for loops whose length depends on data, which have no gradients
         log.info("errors are not attributed: %s", error)
         return {}, None
@@ -208,9 +238,9 @@ def _samples(totals: Mapping[str, Total]) -> int:
     return int(np.clip(_VALUES / values, _LEAST, _SAMPLES))
 
 
-def _along(tensor: Tensor, gain: Array, value: Array) -> Array:
+def _along(channels: int, gain: Array, value: Array) -> Array:
     """The factors of a tensor's channels as they broadcast against it."""
-    return gain.reshape([-1 if i == 1 else 1 for i in range(value.ndim)]) if tensor.channels > 1 else gain.reshape(())
+    return gain.reshape([-1 if i == 1 else 1 for i in range(value.ndim)]) if channels > 1 else gain.reshape(())
 
 
 def _weights(pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total]) -> dict[str, np.ndarray]:
@@ -231,7 +261,7 @@ def _weights(pair: Pair, tensors: Sequence[Tensor], totals: Mapping[str, Total])
 
 
 def _better(tensors: Sequence[Tensor], rows: Sequence[TensorRow]) -> dict[str, QParams]:
-    """The qparams that a tensor would have but for a constraint."""
+    """The qparams that tensors would have without the constraint that forbids them."""
     exponents = {
         r.tensor: r.error.better for r in rows if r.kind == "activation" and r.error is not None and r.error.forbidden
     }

@@ -23,6 +23,7 @@ from jq.data.stream import local_mesh
 from jq.errors import ConfigError
 from jq.evidence.advice import Advice, advised
 from jq.evidence.attribution import attributed
+from jq.evidence.gains import outer_factors
 from jq.evidence.layers import CHIP, layers_of
 from jq.evidence.origins import Origin, largest
 from jq.evidence.pictures import changed_samples
@@ -44,7 +45,6 @@ from jq.evidence.side_by_side import (
     Total,
     activations,
     added_up,
-    outer_factors,
     stem_of,
     tried,
 )
@@ -59,8 +59,8 @@ from jq.readings.agreement import Compared, agreement
 from jq.readings.named import AnyReading, open_reading, reading_name
 from jq.util import files
 
-_MOST = 0.5  # of an error: what is more than this of it is its reason
-_NEW = 0.01  # of an error: where less is added, 20 dB below the rest, all of it came in
+_MOST = 0.5  # a part above this share of an error is its reason
+_NEW = 0.01  # where less than this share of an error, 20 dB below it, is new, all of it came from upstream
 
 
 def compare(
@@ -74,7 +74,7 @@ def compare(
     reading: AnyReading | None = None,
     labels: Labels | Sequence[int] | np.ndarray | None = None,
 ) -> Report:
-    """Return what each tensor of a quantized model, of any tool, lost against the float model, the worst first.
+    """Return what each tensor of a model, quantized by any tool, lost against the float model, the worst first.
 
     For a tensor x of the float model, y of the quantized one as its readers get it, and the rounding Q that the
     quantized model gives the tensor, over all elements and samples,
@@ -86,7 +86,7 @@ def compare(
 
     The error of an activation is split into what came in with its inputs, the rounding and tuning of weights,
     another form of its operator, its own rounding, and what a constraint of the NPU adds to that. Each new part has
-    its share of the outputs' squared error, which is summed over layers (`jq.evidence.attribution` has the equations).
+    a share of the outputs' squared error, and these are summed over layers (`jq.evidence.attribution` has the equations).
     `report.verdict` says what the outputs lost and which layers make most of it, `report.advice` what to do.
 
     The reason of a row is the first of these that holds, sums being over squares:
@@ -185,7 +185,7 @@ def side_by_side(reports: Sequence[Report]) -> Report:
 
 
 def _right(labels: Labels | Sequence[int] | np.ndarray | None, source: Source, count: int | None) -> np.ndarray | None:
-    """The right class of each of so many samples; nothing where these are not known."""
+    """The right class of each of `count` samples, or None if the classes are not known."""
     if labels is None or count is None:
         return None
     known = labels if isinstance(labels, Labels) else Labels(np.asarray(labels, np.int64))
@@ -252,10 +252,10 @@ class _Figures:
     """The sums of a tensor, with its channels' factors undone: see `compare` for the equations."""
 
     lost: float  # squares of the whole error
-    own: float  # of what is made here
-    clipped: float  # of the part of that beyond the bounds
-    shift: float  # of the means of the channels
-    near: Mapping[int, float]  # of what would be made here, by the change of the exponent
+    own: float  # squares of the error that is made here
+    clipped: float  # squares of its part beyond the bounds
+    shift: float  # squares of the channels' mean errors
+    near: Mapping[int, float]  # squares of the error that another exponent would make, by the change of the exponent
     beyond: float  # elements
     xx: float
     xy: float
@@ -295,7 +295,7 @@ class _Figures:
         )
 
     def better(self) -> int | None:
-        """The change of the exponent that would halve what is made here, and halve it most; None if none would."""
+        """The change of the exponent that would reduce the error made here most, if it would at least halve it."""
         best = min(self.near, key=lambda k: self.near[k], default=None)
         return best if best is not None and self.near[best] < _MOST * self.own else None
 

@@ -10,14 +10,15 @@ from jq.util.markup import text
 STEP, LANE, WIDE, TALL, MARGIN = 26, 62, 20, 46, 10  # of the drawing, in pixels
 DIP = 46  # of a line that goes below the boxes between its ends
 PLACES = {"npu": "on the NPU", "cpu": "on the CPU", "vitis_ep_cpu": "on the CPU, in the provider"}
-# The least share of the outputs' error, and the most decibels, of each step of the colours; less than none makes up for others.
+# Where each step of the colours begins, by share of the outputs' error and by decibels; layers with a negative share
+# compensate for others.
 SHARES = (-0.001, 0.01, 0.03, 0.10, 0.20)
 DECIBELS = (40.0, 30.0, 20.0, 10.0)
 _LETTERS = 7  # of an operator's name that a box has room for
 
 
 def step_of_share(share: float) -> int:
-    """Return the step of the colours for a share of the outputs' error; 0 of one that makes up for others.
+    """Return the step of the colours for a share of the outputs' error; 0 for a layer that compensates for others.
 
     >>> [step_of_share(s) for s in (-0.1, 0.0, 0.005, 0.02, 0.05, 0.15, 0.9)]
     [0, 1, 1, 2, 3, 4, 5]

@@ -188,7 +188,7 @@ def _pool_factor(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 
 def _windows(graph: Graph, config: QuantConfig) -> dict[tuple[str, tuple[int, ...]], list[Node]]:
-    """Means by operator and by what they are over, where that is known."""
+    """Means, grouped by operator and by the size that they average over, where that is known."""
     nodes = _nodes(graph, config, "AveragePool", "GlobalAveragePool", "ReduceMean")
     groups = grouped(nodes, lambda n: (n.op_type, _mean_window(graph, n)))
     return {key: nodes for key, nodes in groups.items() if key[1]}
@@ -304,7 +304,7 @@ def _overhangs(graph: Graph, node: Node) -> bool:
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations or (1,) * len(kernel), strict=True)]
     known = _shape(graph, node.inputs[0])[2:] or reach
     if len(known) != len(reach):
-        return False  # no valid pool: whoever evaluates it says what is wrong
+        return False  # not a valid pool: evaluating it raises the error
     sizes = [size if isinstance(size, int) else least for size, least in zip(known, reach, strict=True)]
     from jq.ops.convolutions import windows  # the op table is not loaded with the package
 

@@ -1,7 +1,7 @@
-"""Rules of `lint` on what the NPU's provider aborts on, or refuses as a whole, instead of leaving it to the CPU.
+"""Rules of `lint` for models on which the NPU's provider aborts, or which it refuses, instead of leaving nodes to the CPU.
 
-Each is a row of `ABORTS` with the public thread where it was measured. Most are of the provider's compiler for float models; a
-session that aborts takes the program with it, so it cannot be caught.
+Each rule is a row of `ABORTS` with the public thread where it was measured. Most concern the provider's compiler for float
+models. A session that aborts ends the whole program, so no caller can catch it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VAIP = "zmaychek84/vaip, vaip_pass_to_xir_ops"
 
 
 class Seen(NamedTuple):
-    """A node or tensor that an abort is about, and what is to be said of it."""
+    """A node or tensor that would cause an abort, with a detail for the finding."""
 
     where: str
     detail: str = ""
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Abort:
-    """An abort or a refusal: of which nodes or tensors, where it was seen, and what to do instead."""
+    """An abort or a refusal: the nodes or tensors that cause it, where it was seen, and what to do instead."""
 
     rule: str
     what: str
@@ -42,7 +42,7 @@ class Abort:
     source: str
     instead: str
     severity: Severity = "warning"
-    loaded: bool = True  # in the graph as loaded; else as it is quantized
+    loaded: bool = True  # look at the graph as loaded; otherwise at the one that is quantized
 
     def check(self, graph: Graph, config: QuantConfig) -> Iterator[Found]:
         """Yield one finding at the first of them, with their number."""

@@ -43,7 +43,7 @@ class Rule:
     name: str
     severity: Severity
     check: Check
-    loaded: bool  # the graph as loaded; else as it is quantized, but for the NPU's rewrites
+    loaded: bool  # look at the graph as loaded; otherwise at the one that is quantized, without the NPU's rewrites
     decomposed: bool  # the graph as simplified, before canonical forms
 
 
@@ -97,7 +97,7 @@ def types(nodes: Iterable[Node]) -> Iterable[str]:
 
 
 def bits_of(format: object) -> int:
-    """The bits of a format of integers; 0 of others."""
+    """The bits of an integer format; 0 for other formats."""
     return format.bits if isinstance(format, Integer) else 0
 
 

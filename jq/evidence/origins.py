@@ -1,4 +1,4 @@
-"""Where errors come from: of each tensor by parts, of the outputs by layers and blocks."""
+"""Where errors come from: each tensor's by parts, the outputs' by layers and blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTS: Mapping[str, str] = {
     "constraint": "additional rounding, because the NPU's constraints forbid a better exponent",
     "form": "another form of the operator, as the NPU has it",
 }
-_MOST = 0.8  # of the outputs' error, what is called most of it
+_MOST = 0.8  # the share of the outputs' error that is called "most of it"
 _NAMED = 5  # layers that the headline names
 
 
@@ -22,11 +22,11 @@ def largest(shares: Mapping[str, float]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The squared error of one tensor in parts that add up to 1, and what the new ones do to the outputs."""
+    """The squared error of one tensor in parts that add up to 1, and the effect of the new ones on the outputs."""
 
-    upstream: float  # came in
-    parts: Mapping[str, float]  # by PARTS: was added here
-    effects: Mapping[str, float]  # of the same: shares of the outputs' squared error
+    upstream: float  # the share that came in
+    parts: Mapping[str, float]  # the shares that were added here, by PARTS
+    effects: Mapping[str, float]  # the shares that these have of the outputs' squared error
 
     @property
     def effect(self) -> float:
@@ -45,7 +45,7 @@ class LayerShare:
 
     @property
     def effect(self) -> float:
-        """The share of the outputs' squared error that begins in this layer; below 0, it makes up for others."""
+        """The share of the outputs' squared error that begins in this layer; below 0, it compensates for others."""
         return sum(self.effects.values())
 
     @property
@@ -75,16 +75,16 @@ class Attribution:
 
     @property
     def whole(self) -> float:
-        """The sum of all shares: 1, but for what two steps of the integral miss."""
+        """The sum of all shares: 1, apart from the error of a quadrature in two steps."""
         return sum(layer.effect for layer in self.layers)
 
     @property
     def added(self) -> float:
-        """The sum of the shares above 0: more than 1 where some layers make up for what others do."""
+        """The sum of the positive shares: more than 1 where some layers compensate for others."""
         return sum(max(0.0, layer.effect) for layer in self.layers)
 
     def leading(self) -> tuple[LayerShare, ...]:
-        """The fewest layers that make most of the error, of what all layers add that do not make up for others.
+        """The fewest layers that cause most of the error that layers add, without those that compensate for others.
 
         >>> made = [LayerShare(n, "Conv", (n,), {"weights": w}) for n, w in (("a", 0.6), ("b", 0.25), ("c", 0.15))]
         >>> [layer.name for layer in Attribution(tuple(made), 16).leading()]

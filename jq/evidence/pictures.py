@@ -32,7 +32,7 @@ class ChangedSample:
 
     @property
     def kind(self) -> str:
-        """The kind of the change, as far as labels say."""
+        """The kind of the change, as far as the labels tell."""
         if self.right is None:
             return "changed"
         return (
@@ -89,7 +89,7 @@ def pixels_of(sample: Mapping[str, np.ndarray], preprocessing: Preprocessing | N
 
 
 def _smaller(image: np.ndarray) -> np.ndarray:
-    """An image of at most so many pixels on a side, each the mean of those it stands for."""
+    """An image of at most `_SIDE` pixels on a side, each the mean of those that it replaces."""
     every = -(-max(image.shape[:2]) // _SIDE)
     height, width = (side // every * every for side in image.shape[:2])
     cut = image[:height, :width].reshape(height // every, every, width // every, every, -1)

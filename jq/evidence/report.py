@@ -54,7 +54,7 @@ class Deviation:
     own: float | None  # of the squared error, what that rounding makes; None where there is no error
     clipped: float | None  # and what of that clipping makes
     shift: float | None  # of the squared error, what the channels' means are
-    better: int | None  # an exponent that would halve what is made here
+    better: int | None  # an exponent that would at least halve the error made here
     forbidden: bool = False  # whether the NPU's constraints do not allow that
 
 
@@ -77,7 +77,7 @@ class TensorRow:
     reason: str = ""
     depth: int | None = None  # its place in the order of the graph
     bounds: tuple[float, float] | None = None  # the least and the largest value that its codes stand for
-    values: Distribution | None = None  # of the float tensor, as it is before it is rounded
+    values: Distribution | None = None  # of the float tensor, before rounding
     channels: tuple[tuple[float, float], ...] | None = None  # the range of each output channel of a weight
     note: str = ""
     origin: Origin | None = None  # of the error, as `compare` measured it

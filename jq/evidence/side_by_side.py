@@ -1,7 +1,8 @@
 """Two models in one streaming pass: which tensors both have, what a batch shows of them, and the sums of all batches.
 
-Both are traced into one compiled step that takes a batch to a few sums per tensor and sample; the host adds them up in
-64 bits. No tensor outlives its reading, and memory does not grow with the number of samples.
+One program computes both networks on a sample and gives all tensors of both. Small programs take each of them to a few
+sums, which the host adds up in 64 bits. Compiling is what takes the time, and tensors of one kind and shape share one of
+these: a program of all sums would have thousands of kernels, of 20 ms each. Tensors live as long as their sample.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from jq.arithmetic.formats import Integer
 from jq.config import presets
 from jq.data.arrays import Sample
 from jq.data.sources import Source
-from jq.data.stream import Batch, Program, Stream, devices_of
+from jq.data.stream import Batch, Program, Stream, devices_of, replicated
 from jq.errors import ModelError
+from jq.evidence.gains import ChannelSums, fitted_gains, is_equalized
 from jq.evidence.report import ends_of
 from jq.evidence.verdict import ScoreKind, distances, kind_of_scores
 from jq.exchange.quantized import split_quantizers
@@ -41,22 +43,18 @@ from jq.readings.fake import fake_quant
 from jq.readings.integer.recognition import rounded_grid
 from jq.readings.packing import pack
 from jq.readings.tracing import AnyOrder, Traced
+from jq.recovery.equalization.groups import find_groups
 
 Array = Any
 Sums = dict[str, np.ndarray]
 
 # A program of both networks runs on few samples: LLVM would take longer over it than it saves.
 QUICKLY_COMPILED = {"xla_backend_optimization_level": 1}
-_BATCH = 4  # samples per device and step
 _FIRST = 16  # samples that gains and bins are chosen from
 _BINS = 64
 _COUNTED = 1 << 18  # values of a tensor and a sample that a histogram counts at most
 _MARGIN = 1 / 8  # of the first samples' range, on both sides of the histogram
 _BEYOND = 1.25  # of the codes' range, which it shows of an equalized tensor
-_EQUALIZED = 0.5  # octaves that some channel is scaled by
-_EXPLAINED = 0.5  # of the error, the most that may be left when that is undone
-_OTHER = 0.1  # of a weight's power: rounding to 8 bits changes it by less
-_ROUNDS = 4  # of fitting factors to the rows and the columns of a weight
 # Endings that tools append to the name of a tensor.
 _ENDINGS = ("_DequantizeLinear_Output", "_QuantizeLinear_Output", "_QuantizeLinear_Input", "_quantized", "_Mul")
 _TINY, _LARGEST = 1e-30, 1e38  # of which differences are numbers of float32
@@ -108,14 +106,15 @@ class Pair:
 
     @functools.cached_property
     def equalized(self) -> bool:
-        """Whether some weight is another one, but for factors of its rows and columns."""
-        for x, back in self.weights.values():
-            plain = np.square(back - x).sum() if x.ndim > 1 else 0.0
-            if plain > _OTHER * np.square(x, dtype=np.float64).sum():
-                factors = outer_factors(x, back)
-                if np.square(back / factors - x).sum() < _EXPLAINED * plain:
-                    return True
-        return False
+        """Whether some weight is another one, apart from factors of its rows and columns."""
+        return is_equalized(self.weights.values())
+
+    def gains(self, sums: Mapping[str, ChannelSums]) -> dict[str, np.ndarray]:
+        """By what the quantized model scales the channels of each tensor, by its float name."""
+        if not self.equalized:
+            return {name: np.ones(len(own.xx)) for name, own in sums.items()}
+        public = (v.name for v in (*self.original.inputs, *self.original.outputs))
+        return fitted_gains(sums, find_groups(simplify(self.original)), public)
 
     @functools.cached_property
     def violations(self) -> int:
@@ -144,6 +143,11 @@ class Tensor:
     def changes(self) -> tuple[int, ...]:
         """By how much its exponent is changed, to see whether another is better."""
         return tried(self.qparams) if self.qparams is not None and self.qparams.axis is None else ()
+
+    @property
+    def kind(self) -> Kind:
+        """What the program of its sums depends on."""
+        return Kind(self.channels, self.coded, self.changes, self.scores)
 
 
 def _floats_and_plan(model: Graph) -> tuple[Graph, Plan]:
@@ -215,9 +219,19 @@ def _alike(one: Value, other: Value) -> bool:
 # --- One batch ---
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """All that the program of a tensor's sums depends on, besides shapes and formats."""
+
+    channels: int
+    coded: bool
+    changes: tuple[int, ...]
+    scores: ScoreKind
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSums:
-    """A batch to the sums of each of its samples, compiled."""
+    """A sample for each device to its sums, compiled."""
 
     pair: Pair
     tensors: tuple[Tensor, ...]
@@ -227,7 +241,7 @@ class BatchSums:
     def of(cls, pair: Pair, source: Source, mesh: Mesh) -> BatchSums:
         """The step for data like the source's."""
         readers = [_tapped(g, p, activations(g)) for g, p in pair.graphs]
-        stream = Stream.of(source, _BATCH * devices_of(mesh), *readers, mesh=mesh)
+        stream = Stream.of(source, devices_of(mesh), *readers, mesh=mesh)
         shapes = [
             stream.shapes(functools.partial(_arrays, r, p), dict(g.params))
             for r, (g, p) in zip(readers, pair.graphs, strict=True)
@@ -242,30 +256,52 @@ class BatchSums:
 
     def total(self, batches: Iterable[Batch], places: Mapping[str, Sums], title: str | None = None) -> dict[str, Sums]:
         """The sums of each tensor over all samples of the batches."""
-        results = self.stream.results(self._program, (self._params, dict(places)), batches, title=title)
+        details = {t.name: (t.qparams, _ends(t), places[t.name]) for t in self.tensors}
+        arguments = self._params, jax.device_put(details, replicated(self.stream.mesh))
+        results = self.stream.results(self._program, arguments, batches, title=title)
         parts = ({k: _summed(sums, batch.valid) for k, sums in made.items()} for batch, made in results)
         return functools.reduce(lambda a, b: {k: _merged(v, b[k]) for k, v in a.items()}, parts)
 
     @functools.cached_property
-    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan, dict[str, QParams]]:
+    def _params(self) -> tuple[dict[str, Any], dict[str, Any], Plan]:
         one, other = (pack(graph, mesh=self.stream.mesh) for graph, _ in self.pair.graphs)
-        # What both models have is one array: XLA computes what is the same in both once, and so alike.
+        # Params that both models share are one array, so XLA computes their common parts once, with equal results.
         same = {k for k, v in one.items() if k in other and _identical(v, other[k])}
-        other = {k: one[k] if k in same else v for k, v in other.items()}
-        return one, other, self.pair.plan, {t.name: t.qparams for t in self.tensors if t.qparams is not None}
+        return one, {k: one[k] if k in same else v for k, v in other.items()}, self.pair.plan
 
     @functools.cached_property
     def _program(self) -> Program:
         names = [t.name for t in self.tensors], [t.twin for t in self.tensors]
         ours, theirs = (_tapped(*model, own) for model, own in zip(self.pair.graphs, names, strict=True))
 
-        def one(arguments: Any, sample: Sample, _: Array) -> dict[str, dict[str, Array]]:
-            (one, other, plan, qparams), places = arguments
+        def one(arguments: Any, sample: Sample, _: Array) -> list[tuple[Any, Any]]:
+            one, other, plan = arguments
             x = ours.quantized(one, self.pair.original_plan, sample)[1]
             y = theirs.quantized(other, plan, sample)[1]
-            return {t.name: _sums(t, x[t.name], y[t.twin], qparams.get(t.name), places[t.name]) for t in self.tensors}
+            return [(layout.going_on(x[t.name]), layout.going_on(y[t.twin])) for t in self.tensors]
 
-        return self.stream.each(one, QUICKLY_COMPILED)
+        networks, sums = self.stream.each(one, QUICKLY_COMPILED), {t.kind: self._sums_of(t.kind) for t in self.tensors}
+
+        def program(arguments: Any, inputs: Sample, numbers: Array) -> dict[str, dict[str, Array]]:
+            params, details = arguments
+            seen = zip(self.tensors, networks(params, inputs, numbers), strict=True)
+            return {t.name: sums[t.kind](details[t.name], both, numbers) for t, both in seen}
+
+        return program
+
+    def _sums_of(self, kind: Kind) -> Program:
+        """The program of the sums of all tensors of a kind."""
+
+        def each(details: Any, both: Any, _: Array) -> dict[str, Array]:
+            return jax.lax.map(lambda values: _sums(kind, *values, *details), both)
+
+        return self.stream.spread(each, QUICKLY_COMPILED)
+
+
+def _ends(tensor: Tensor) -> np.ndarray:
+    """The ends of a tensor's codes, which are infinite where it has none."""
+    ends = None if tensor.qparams is None else ends_of(tensor.qparams)
+    return np.array(ends or (-np.inf, np.inf), np.float32)
 
 
 def _tapped(graph: Graph, plan: Plan, names: Sequence[str]) -> Traced:
@@ -279,17 +315,19 @@ def _arrays(reading: Traced, plan: Plan, params: Mapping[str, Any], sample: Samp
     return {k: jnp.asarray(v) for k, v in plain.items() if isinstance(v, (jax.Array, np.ndarray)) and v.dtype != object}
 
 
-def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mapping[str, Array]) -> dict[str, Array]:
+def _sums(
+    kind: Kind, x: Any, y: Any, qparams: QParams | None, ends: Array, place: Mapping[str, Array]
+) -> dict[str, Array]:
     """The sums of one sample of a tensor; see `compare` for the equations."""
     last = layout.is_last(x) and layout.is_last(y)
     x, y = ((layout.raw if last else layout.plain)(v) for v in (x, y))
     x = x.astype(jnp.float32)
-    if tensor.coded:
+    if kind.coded:
         assert qparams is not None
         y = (y.astype(jnp.float32) - qparams.zero_point) * qparams.scale
     axis = x.ndim - 1 if last else 1
-    along = [-1 if i == axis else 1 for i in range(x.ndim)] if tensor.channels > 1 else [1] * x.ndim
-    rest = tuple(i for i in range(x.ndim) if i != axis or tensor.channels == 1)
+    along = [-1 if i == axis else 1 for i in range(x.ndim)] if kind.channels > 1 else [1] * x.ndim
+    rest = tuple(i for i in range(x.ndim) if i != axis or kind.channels == 1)
     gain = place["gain"].reshape(along)
     scaled, y = x * gain, y.astype(jnp.float32)
     lost = y / gain - x
@@ -300,17 +338,12 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
     def squared(v: Array) -> Array:
         return jnp.sum(v * v)
 
-    made, beyond, unclipped = jnp.zeros_like(x), jnp.zeros(x.shape, bool), x
-    if qparams is not None:
-        made = own(qparams)
-        ends = None if tensor.qparams is None else ends_of(tensor.qparams)
-        if ends is not None:
-            beyond = (scaled < ends[0]) | (scaled > ends[1])
-            unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
-    # Whether there is an exponent is known of the tensor's own, not while tracing.
+    made = jnp.zeros_like(x) if qparams is None else own(qparams)
+    beyond = (scaled < ends[0]) | (scaled > ends[1])
+    unclipped = jnp.where(((y <= ends[0]) | (y >= ends[1])) & (y != 0), 0, x)
     near = jnp.zeros(0)
-    if qparams is not None and (changes := tensor.changes):
-        near = _near(scaled, 1 / jnp.broadcast_to(gain, x.shape), qparams, changes)
+    if qparams is not None and kind.changes:
+        near = _near(scaled, 1 / jnp.broadcast_to(gain, x.shape), qparams, kind.changes)
     values = [squared(lost), squared(made), squared(jnp.where(beyond, made, 0)), jnp.sum(beyond, dtype=jnp.float32)]
     channels = [jnp.sum(v, rest) for v in (x * x, x * y, y * y, lost, unclipped * unclipped, unclipped * y)]
     return {
@@ -320,8 +353,8 @@ def _sums(tensor: Tensor, x: Any, y: Any, qparams: QParams | None, place: Mappin
         "extremes": jnp.stack([jnp.min(x), jnp.max(x), jnp.max(jnp.abs(lost))]),
         "counts": _counts(scaled, place["edges"]),
         "size": jnp.float32(x.size),
-        "classes": distances(tensor.scores, x, y / gain),
-        "best": _best(tensor, x, y / gain),
+        "classes": distances(kind.scores, x, y / gain),
+        "best": _best(kind, x, y / gain),
     }
 
 
@@ -333,15 +366,15 @@ def _near(x: Array, factor: Array, qparams: QParams, changes: Sequence[int]) -> 
     return error_sums(x, 1 / scales, *ends, slopes=factor).square * scales**2
 
 
-def _best(tensor: Tensor, x: Array, y: Array) -> Array:
+def _best(kind: Kind, x: Array, y: Array) -> Array:
     """The class that each model puts the sample into, where it is scores of classes."""
-    return jnp.stack([jnp.argmax(v) for v in (x, y)]) if tensor.scores else jnp.zeros(0, jnp.int32)
+    return jnp.stack([jnp.argmax(v) for v in (x, y)]) if kind.scores else jnp.zeros(0, jnp.int32)
 
 
 def _counts(x: Array, edges: Array) -> Array:
-    """How many values lie in each of the equal bins between two edges; what is beyond counts in the last ones.
+    """Count the values in each of the equal bins between two edges; values beyond them count in the outermost bins.
 
-    Of a large tensor every so many values are counted, as counting costs more than all other sums together.
+    For a large tensor only every `stride`-th value is counted, because counting costs more than all other sums together.
     """
     low, high = edges
     index = jnp.floor((x.reshape(-1)[:: stride(x.size)] - low) * (_BINS / (high - low)))
@@ -384,7 +417,8 @@ def added_up(step: BatchSums) -> dict[str, Total]:
     with contextlib.closing(step.stream.batches()) as batches:
         first = list(itertools.islice(batches, math.ceil(_FIRST / step.stream.size)))
         seen = step.total(first, places)
-        places = {t.name: _place(t, seen[t.name], step.pair) for t in step.tensors}
+        gains = step.pair.gains({name: _channel_sums(sums) for name, sums in seen.items()})
+        places = {t.name: _place(t, seen[t.name], gains[t.name]) for t in step.tensors}
         total = step.total(itertools.chain(first, batches), places, title="compare")
     return {
         k: Total(total[k], (float(place["edges"][0]), float(place["edges"][1])), place["gain"].astype(np.float64))
@@ -408,14 +442,16 @@ def _merged(one: Sums, other: Sums) -> Sums:
     return {k: v + other[k] for k, v in one.items() if k != "best"} | {"extremes": extremes, "best": best}
 
 
-def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
-    """Where the bins of a tensor lie, and the gains of its channels, as the first samples show them."""
+def _channel_sums(first: Sums) -> ChannelSums:
+    xx, xy, yy, _, unclipped_xx, unclipped_xy = first["channels"]
+    return ChannelSums(xx, xy, yy, unclipped_xx, unclipped_xy, float(first["size"]))
+
+
+def _place(tensor: Tensor, first: Sums, gains: np.ndarray) -> Sums:
+    """Where the bins of a tensor lie, as the first samples show them, and the gains of its channels."""
     low, high, _ = first["extremes"]
     if not (np.isfinite(low) and np.isfinite(high)):
         low, high = 0.0, 1.0
-    public = {v.name for v in (*pair.original.inputs, *pair.original.outputs)}
-    alike = tensor.name in public or not pair.equalized
-    gains = np.ones(tensor.channels) if alike else _gains(first["channels"], float(first["size"]))
     ends = None if tensor.qparams is None else ends_of(tensor.qparams)
     if (gains != 1).any():  # where the scaled values end is not known, but far beyond the codes no one looks
         low, high = min(0.0, low * gains.max()), max(0.0, high * gains.max())
@@ -424,33 +460,3 @@ def _place(tensor: Tensor, first: Sums, pair: Pair) -> Sums:
     room = max((high - low) * _MARGIN, np.abs([low, high]).max() * 1e-4, _TINY)
     edges = np.clip([low - room, high + room], -_LARGEST, _LARGEST)
     return {"gain": gains.astype(np.float32), "edges": edges.astype(np.float32)}
-
-
-def _gains(channels: np.ndarray, size: float) -> np.ndarray:
-    """By what each channel of an equalized tensor is scaled; ones, where that does not explain the error.
-
-    Of least squares on what is not clipped; a channel that hardly shows above the noise gets the mean of all.
-    """
-    xx, xy, yy, _, unclipped_xx, unclipped_xy = channels
-    ones = np.ones_like(xx)
-    if not np.isfinite(channels).all() or not unclipped_xy.sum() > 0:
-        return ones
-    noise = np.sum(yy - np.divide(xy**2, xx, out=np.zeros_like(xx), where=xx > 0)) / size
-    mean = unclipped_xy.sum() / unclipped_xx.sum()
-    power, product = unclipped_xx + max(noise, _TINY), unclipped_xy + max(noise, _TINY) * mean
-    gains = np.where(product > 0, product / power, mean)
-    # In units of the float model's channels, lest one large gain decides.
-    plain, fitted = (float(np.sum(yy / g**2 - 2 * xy / g + xx)) for g in (ones, gains))
-    scaled = np.abs(np.log2(gains)).max() > _EQUALIZED
-    return gains if scaled and fitted < _EXPLAINED * plain else ones
-
-
-def outer_factors(x: np.ndarray, back: np.ndarray) -> np.ndarray:
-    """The factors of a weight's rows and of its columns that are nearest to what was made of it, multiplied."""
-    factors = np.ones((1,) * x.ndim)
-    for axis in (0, 1) * _ROUNDS:
-        rest = tuple(i for i in range(x.ndim) if i != axis)
-        fitted = x * factors
-        power, product = (np.sum(v, rest, keepdims=True) for v in (fitted**2, fitted * back))
-        factors = factors * np.divide(product, power, out=np.ones_like(power), where=(power > 0) & (product > 0))
-    return factors

@@ -21,8 +21,8 @@ _SHOWN = 24  # weights
 def equalization_sections(before: Graph, after: Graph, plan: Plan) -> Iterator[Section]:
     """Yield how far the channels of weights differ before and after equalization, the most uneven first.
 
-    The spread of a weight is the range of its widest channel by that of its median one: with one scale for all, the median
-    channel has so many times fewer steps.
+    The spread of a weight is the range of its widest channel divided by that of its median one: with one scale for all, the
+    median channel has fewer steps by this factor.
     """
     axes, rows = channel_axes(after), list[tuple[str, float, float]]()
     for name in plan.weights:

@@ -26,7 +26,9 @@ class OutputLoss:
 
     name: str
     sqnr: float | None  # dB; None where it is no number
-    same: float | None = None  # the share of samples with the same best class; None of what has no scores of classes
+    same: float | None = (
+        None  # the share of samples with the same best class; None for outputs that are not scores of classes
+    )
     kl: float | None = None  # KL divergence of the classes' probabilities
     top1: tuple[float, float] | None = None  # of the float and of the quantized model, where labels are known
     few: int | None = None  # samples, where they are so few that a percentage would say too much
@@ -42,7 +44,7 @@ class OutputLoss:
         return f"output {self.name}: " + ", ".join(f"{name} {value}" for name, value in self.figures().items())
 
     def figures(self) -> dict[str, str]:
-        """Return the figures by what they are, the most telling first."""
+        """Return the figures by name, the most telling first."""
         known = self.sqnr is not None and not math.isnan(self.sqnr)
         figures = {} if self.top1 is None else {"top-1": f"{self.top1[1]:.1%} ({self.top1[0]:.1%} in float)"}
         figures["SQNR"] = decibel(self.sqnr) if known else "not finite"

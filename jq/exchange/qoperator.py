@@ -303,7 +303,7 @@ def _bias(site: _Operator, products: np.ndarray, beta: float = 1.0) -> tuple[np.
 
 
 def _fits(site: _Operator, x: _Quantized, w: _Quantized, bias: Sequence[np.ndarray], summed: Sequence[int]) -> bool:
-    """Whether no sum of products overflows int32, for constant weights; of others it would take very many."""
+    """Whether no sum of products overflows int32, for constant weights; computed weights would need very long sums."""
     weight = site.arrays.get(w.tensor)
     if weight is None:
         return True

@@ -75,9 +75,9 @@ def split_quantizers(graph: Graph) -> tuple[Graph, Plan]:
 
 
 def _accepted(graph: Graph, refused: Set[Node]) -> list[_Quantizer]:
-    """The quantizers that a plan can say, in the order of their nodes; of two in a row the first."""
+    """The quantizers that a plan can express, in the order of their nodes; the first of two in a row."""
     accepted: list[_Quantizer] = []
-    hidden: set[str] = set()  # what is no tensor of the float graph
+    hidden: set[str] = set()  # tensors that the float graph does not have
     tensors = [*graph.arrays, *(v.name for v in graph.inputs), *(o for n in graph.nodes for o in n.outputs if o)]
     for name in tensors:
         if name in hidden:
@@ -209,7 +209,7 @@ def _casts(graph: Graph, node: Node, name: str) -> _Quantizer | None:
 def _closed(
     graph: Graph, name: str, qparams: QParams, heads: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> _Quantizer | None:
-    """The quantizer of these nodes, if nothing else sees what is between them."""
+    """The quantizer that these nodes form, if nothing else reads the tensors between them."""
     inner = {o for n in heads for o in n.outputs if o}
     if not ends or not graph.output_names.isdisjoint(inner):
         return None

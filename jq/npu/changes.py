@@ -1,7 +1,7 @@
 """Changes that bring more of a quantized graph to the NPU, made to its structure to see where nodes would run then.
 
-A change is a function from a graph to one with the same interface, in which places can be counted; weights that it
-needs are stood in for, so what it returns is not for running. What is computed changes where the sentence says so.
+A change is a function from a graph to one with the same interface, in which places can be counted. Weights that it
+needs have placeholders, so the result is not for running. Where a change alters the function, its sentence says so.
 """
 
 from __future__ import annotations

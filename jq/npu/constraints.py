@@ -1,8 +1,8 @@
-"""The position constraints of the NPU, as AMD's compilers have them, brought about on a plan.
+"""The position constraints of the NPU, as AMD's compilers have them, and a plan made to satisfy them.
 
 The chip has shifters of limited range between the positions of what an operator reads and writes (position p:
 value = code * 2**-p). Each rule looks at one node and, where a shift is out of its range, names ways to bring it
-back; the first is the one that the vendor's tool takes. Sweeps over all rules and nodes go on until nothing moves.
+back; the first is the one that the vendor's tool takes. Sweeps over all rules and nodes repeat until nothing moves.
 
 Four things are done otherwise than there, but for `strict_quark`. The ranges are known of 8 bits: of wider codes, the
 position that counts is the one at which 8 bits have the same reach. Which way is taken is decided by what it costs:

@@ -265,7 +265,7 @@ def means_image(graph: Graph, node: Node) -> bool:
 
 
 def _rank(graph: Graph, node: Node) -> int:
-    """The most dims of what a node reads and writes, as far as they are known."""
+    """The largest rank among the tensors that a node reads and writes, as far as ranks are known."""
     ranks = [len(v.shape) for name in (*node.inputs, *node.outputs) if (v := graph.values.get(name)) and v.shape]
     if is_transpose(node):
         ranks.append(len(node.attrs.get("perm", ())))
@@ -323,7 +323,7 @@ def _copies(units: Units, nodes: Mapping[str, Place], rules: Sequence[_Ruling]) 
 
 
 def _near(units: Units, quantizer: Node) -> Iterator[int]:
-    """The units that a quantizer runs with: who makes its tensor or reads it; of a weight, its readers."""
+    """The units that a quantizer runs with: those that make or read its tensor; for a weight, its readers."""
     yield from units.quantizers[quantizer]
     if constant(units.graph, quantizer.inputs[0]) is not None:
         for output in quantizer.outputs:

@@ -77,7 +77,7 @@ class Target:
             )
 
 
-# onnxruntime on the QDQ model: exact but for what float32 loses.
+# onnxruntime on the QDQ model: exact, apart from the rounding of float32.
 ORT = Target(name="ort", rounding="half_even", reciprocals=False, requantize="float32")
 
 # The DPUs of Vitis AI up to 3.5.
@@ -94,7 +94,7 @@ DPU = Target(
     bfloat16_softmax=True,
 )
 
-# The AI engines of Ryzen AI: the backend of Phoenix, and what is probably that of Strix.
+# The AI engines of Ryzen AI: the backend of Phoenix, and probably that of Strix.
 AIE2_X1 = dataclasses.replace(DPU, name="aie2_x1", bias_guard=None, add_guard=7, slope=None, requantize="significand")
 AIE2_EVEN = dataclasses.replace(AIE2_X1, name="aie2_even", rounding="half_even")
 

@@ -18,7 +18,7 @@ from jq.ops.table import Array, Context, astype, op
 
 
 def _split_heads(x: Array, heads: int | None) -> Array:
-    """(N, L, heads * D) as (N, heads, L, D); what has four dims already is returned as it is."""
+    """(N, L, heads * D) as (N, heads, L, D); arrays with four dims are returned unchanged."""
     if x.ndim == 4:
         return x
     if not heads or x.shape[-1] % heads:

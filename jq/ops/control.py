@@ -1,7 +1,7 @@
 """Control flow: If, Loop, Scan.
 
 Where conditions and trip counts are known while tracing, branches are picked and loops unrolled, so
-what is known stays known inside. Else they become `lax.cond`, `lax.scan` and `lax.while_loop`, which
+known values stay known inside. Otherwise they become `lax.cond`, `lax.scan` and `lax.while_loop`, which
 need values of fixed shape.
 """
 

@@ -140,7 +140,7 @@ def sum_type(image: Array) -> Any:
 
 
 def wide(x: Array) -> Array:
-    """Half precision as single, for sums; anything else as it is."""
+    """Half precision as single, for sums; other types unchanged."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 

@@ -198,7 +198,7 @@ def integer_multiply(a: Fixed, b: Fixed, *, ctx: IntegerContext) -> Fixed:
     if x.waits or x.fraction is not None or number.dtype != np.float32 or not np.isfinite(number).all():
         return NotImplemented
     factor = exact(number.reshape(()))
-    # Float32, where that is what is modelled, would round the product.
+    # If float32 is being modelled, it would round the product.
     if factor == 0 or (ctx.target.requantize == "float32" and not is_power_of_two(abs(factor))):
         return NotImplemented
     array = x.integers() if factor > 0 else -x.integers()
@@ -345,7 +345,7 @@ def _cast(x: Array, dtype: np.dtype, saturate: bool, round_mode: str, opset: int
     if dtype in _NARROW_INTEGERS and x.dtype.itemsize > 1:
         x = x.astype(np.int32)  # XLA would saturate a float; higher bits are dropped, as from any integer
     if dtype in _HALF and isinstance(x, jax.Array) and x.dtype == np.float32:
-        info = jnp.finfo(dtype)  # XLA keeps the excess precision of what is cast back again
+        info = jnp.finfo(dtype)  # XLA keeps the excess precision of a value that is cast back
         x = lax.reduce_precision(x, info.nexp, info.nmant)
     return astype(x, dtype)
 

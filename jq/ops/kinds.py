@@ -68,7 +68,7 @@ outgrows = _kind(  # whole numbers beyond those it is computed from
 
 
 def macs(node: Node, inputs: Sequence[Shape], output: Shape) -> int | None:
-    """The multiply-accumulates of a node, whatever its domain; None of operators that are not counted."""
+    """The multiply-accumulates of a node, whatever its domain; None for operators that are not counted."""
     count = _MACS.get(node.op_type)
     return None if count is None else count(node, inputs, output)
 

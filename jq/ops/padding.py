@@ -29,7 +29,7 @@ class Padding:
 
 
 def padding(graph: Graph, node: Node) -> Padding | None:
-    """Return the numbers of a Pad of all axes; None of another operator, or where one of them is computed."""
+    """Return the pads of all axes of a Pad; None for another operator, or if a pad is computed."""
     if node.op_type != "Pad" or node.domain:
         return None
     names = [i.name for i in definition.inputs] if (definition := schema("Pad", "", graph.opset())) else []

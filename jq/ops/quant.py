@@ -127,7 +127,7 @@ def integer_quantize_linear(
     x: Any, y_scale: Any, y_zero_point: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
     precision: int = 0, saturate: int = 1, ctx: IntegerContext,
 ) -> Fixed:  # fmt: skip
-    """Where an integer program rounds; of floats, where it begins."""
+    """Where an integer program rounds; for floats, where it begins."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else np.uint8)
     if precision or block_size:
         return NotImplemented

@@ -40,7 +40,7 @@ def interpolations(
 
 
 def nearest_elements(shape: Sequence[int], attrs: Mapping[str, Any], scales: Any, sizes: Any) -> dict[int, np.ndarray]:
-    """Return the elements along each axis that a Resize of mode nearest changes; of opset 10 as onnxruntime takes them."""
+    """Return the elements that a nearest Resize picks along each axis that it changes; in opset 10, as onnxruntime picks them."""
     axes = [int(a) % len(shape) for a in attrs.get("axes") or range(len(shape))]
     new, ratios = new_sizes([shape[a] for a in axes], scales, sizes, attrs.get("keep_aspect_ratio_policy"))
     mode, taken = attrs.get("coordinate_transformation_mode", "asymmetric"), {}

@@ -23,7 +23,7 @@ from jq.passes.slices import merge_slices
 
 Pass = Callable[[Graph], Graph]
 
-# What is cheap and makes the graph smaller goes first; folding into weights needs weights to be arrays.
+# Cheap passes that shrink the graph go first; folding into weights needs weights that are arrays.
 CLEANING: tuple[Pass, ...] = (
     remove_unused,
     fold_shapes,

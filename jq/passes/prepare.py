@@ -36,7 +36,7 @@ def prepare(graph: Graph, config: QuantConfig | str | None = None) -> Graph:
         made = canonical(graph, config)
         log.info("canonical forms: %s", made)
         graph = simplify(made.graph) if made.graph is not graph else graph
-    everything = config.replace(op_types=None)  # a rewrite is of operators that are not quantized as they are
+    everything = config.replace(op_types=None)  # a rewrite also changes operators that are not quantized themselves
     for name in made_of(config):
         graph = _rewritten(graph, STRUCTURE[name], selected(graph, everything))
     return own_biases(graph) if config.bias == "int32" else graph
@@ -64,7 +64,7 @@ def vendor_format(config: QuantConfig) -> str:
 
 
 def canonical(graph: Graph, config: QuantConfig) -> Canonical:
-    """Return a simplified graph in canonical form, but for nodes that the config excludes or names."""
+    """Return a simplified graph in canonical form, except for nodes that the config excludes or names."""
     chosen = selected(graph, config.replace(op_types=None)) - named(graph, config)
     return put_together(graph, config.canonical, lambda node: not chosen.isdisjoint(node.outputs[:1]))
 

@@ -112,7 +112,7 @@ def infer_symbolic_types(
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         try:
             inferred = SymbolicShapeInference.infer_shapes(model, int_max, auto_merge, guess_output_rank, verbose)
-        except Exception as error:  # its own, sympy's and onnx's are of many kinds
+        except Exception as error:  # its own, sympy's and onnx's exceptions have many types
             raise ModelError(
                 f"onnxruntime's symbolic shape inference fails: {_line(error)}; try auto_merge or "
                 "guess_output_rank, or leave it out with skip_symbolic_shape"

@@ -62,7 +62,7 @@ class _Codes:
 
 
 def fold_shapes(graph: Graph) -> Graph:
-    """The graph with static shapes, and what is computed from them, as constants.
+    """The graph with static shapes, and everything computed from them, as constants.
 
     Where the batch is dynamic, the target of a Reshape becomes a constant with 0 (this dim as before)
     and -1 (what remains), if that is certain.

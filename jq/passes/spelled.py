@@ -79,7 +79,7 @@ def _mish(w: _Speller, x: str) -> str:
     return w("Mul", x, w("Tanh", w("Softplus", x)))
 
 
-SPELLED: Mapping[str, tuple[int, Callable[..., str]]] = MappingProxyType(  # since when an opset has it as it is today
+SPELLED: Mapping[str, tuple[int, Callable[..., str]]] = MappingProxyType(  # with the opset of today's version
     {
         "LayerNormalization": (17, _layer_norm),
         "RMSNormalization": (23, _rms_norm),

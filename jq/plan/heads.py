@@ -1,18 +1,18 @@
-"""Heads of detectors: what decodes boxes and scores from the outputs of the last layers, recognised by structure.
+"""Heads of detectors: the nodes that decode boxes and scores from the outputs of the last layers, recognised by structure.
 
-One scale for boxes of up to 640 pixels and scores of at most 1 leaves nothing of the scores, and a distribution over
+A single scale for boxes of up to 640 pixels and scores of at most 1 would erase the scores, and a distribution over
 distances, a grid or an exponential needs more than 8 bits. So a head stays in float. It begins right behind the last
 layers, whose outputs are quantized one by one.
 
 The tail of a graph is the nodes from which no layer is reached, where a layer is an operator with a learned weight:
 decoding multiplies by constants too. A connected part of the tail is a head if it
 
-    joins maps of several layers whose positions have become rows, as candidates of several scales do;
-    joins values of unlike functions, one of which saturates, as that of scores does;
-    joins rows of four saturated values with others, or both are outputs: boxes in units of the image, and scores; or
+    joins maps of several layers whose positions have become rows, like the candidates of several scales;
+    joins values of different functions, one of which saturates, like that of scores;
+    joins rows of four saturated values with others, or has both as outputs: boxes in units of the image, and scores; or
     suppresses all but the best of overlapping boxes.
 
-What is joined comes from results of layers. No box is a distribution, or an average by attention.
+The joined values come from results of layers, and none is a softmax distribution or an average by attention.
 Tails of classifiers, segmentation, recognizers and encoders do none of these.
 """
 
@@ -78,7 +78,7 @@ def _entries(graph: Graph, part: tuple[Node, ...]) -> tuple[str, ...]:
 
 
 def _tail(graph: Graph) -> list[Node]:
-    """The nodes from which no layer is reached, but for what completes the layer before it."""
+    """The nodes from which no layer is reached, without those that complete the layer before them."""
     layers = {node for node in graph.nodes if _is_layer(graph, node)}
     body = set(layers)
     for node in reversed(graph.nodes):
@@ -241,7 +241,7 @@ def _rows(graph: Graph, tensors: Iterable[str]) -> _Rows:
 
 
 def _has_boxes(graph: Graph, origins: Mapping[str, _Origin], rows: _Rows) -> bool:
-    """Whether some of the tensors are rows of four saturated values, and there are as many rows of others."""
+    """Whether some tensors are rows of four saturated values, and others have as many rows."""
     for tensor, origin in origins.items():
         shape = _shape(graph, tensor)
         if not origin.saturated or len(shape) != 3 or 1 in shape[1:] or _is_distribution(graph, tensor):

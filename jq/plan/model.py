@@ -173,7 +173,7 @@ class QTensor:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _cast(x: Array, grid: Float | Block, axis: int) -> Array:
-    # A block of one element is its own; the vendor's operator leaves a tensor of one as it is.
+    # A block of one element is exact; the vendor's operator leaves a tensor of one element unchanged.
     return x if isinstance(grid, Block) and x.size == 1 else blocks.cast(x, grid, axis)
 
 
@@ -205,7 +205,9 @@ class Plan:
 
     activations: Mapping[str, QParams]
     weights: Mapping[str, QParams]
-    nodes: frozenset[str] = dataclasses.field(metadata={"static": True})  # first outputs of what is quantized
+    nodes: frozenset[str] = dataclasses.field(
+        metadata={"static": True}
+    )  # the first outputs of the nodes that are quantized
     forms: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})  # of `passes.npu.FORMS`
 
     def __repr__(self) -> str:

@@ -186,7 +186,7 @@ def _by_options(graph: Graph, config: QuantConfig, nodes: Mapping[str, Node]) ->
 def _casts(graph: Graph, grid: Format, nodes: Mapping[str, Node]) -> dict[str, QParams]:
     """A float format of tensors, or a block format, whose blocks lie along the axis that products are summed over.
 
-    A scalar has no axis, and stays as it is.
+    A scalar has no axis and stays unchanged.
     """
     if not isinstance(grid, Block):
         return {k: QParams(_ONE, _ZERO, grid) for k in nodes}

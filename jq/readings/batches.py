@@ -55,7 +55,7 @@ def chunked(fn: Forward, size: int | None = None, mesh: Mesh | None = None) -> F
 
 
 def _sharded(fn: Forward, mesh: Mesh) -> Forward:
-    """`fn` with the batch split over the first axis of the mesh; the last image fills up what is missing."""
+    """`fn` with the batch split over the first axis of the mesh; copies of the last image pad an uneven batch."""
     whole, parts = replicated(mesh), divided(mesh)
     split = shared(lambda params, inputs, _: fn(params, inputs), mesh)
 

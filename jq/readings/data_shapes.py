@@ -1,7 +1,7 @@
-"""Where values of the data decide shapes, as in NonZero and NonMaxSuppression: nothing from there on can be traced.
+"""Nodes behind which shapes depend on the data, as behind NonZero and NonMaxSuppression, and which cannot be traced.
 
-A detector that ends in a suppression is a network like any other up to there. So what is calibrated, tuned and compared is
-the graph up to there, with the tensors that the rest reads as its outputs, and the rest stays in float.
+A detector that ends in a suppression is a network like any other up to that node. So the graph up to there is calibrated,
+tuned and compared, with the tensors that the rest reads as its outputs, and the rest stays in float.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parted(graph: Graph) -> tuple[Graph, tuple[Node, ...]]:
 def traceable(graph: Graph) -> Graph:
     """Return the graph up to where values of the data decide shapes, or up to the floats that these come from.
 
-    So a mask of what is above a threshold has the tensor that is compared as an output: errors can be measured there.
+    So for a mask of values above a threshold, the compared tensor is an output, where errors can be measured.
     """
     front, behind = parted(graph)
     if not behind:

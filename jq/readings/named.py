@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jq.errors import check_choice
+from jq.errors import ModelError, check_choice
 from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.readings.integer import TARGETS
@@ -17,6 +18,7 @@ from jq.readings.packing import pack
 from jq.readings.provider import RUNTIME, Provider, available, provider_of, short_name
 from jq.readings.runtime import Reading, onnxruntime_reading
 from jq.readings.tracing import trace
+from jq.util import files
 
 READINGS = (RUNTIME, "jq", *TARGETS)
 AnyReading: TypeAlias = str | Provider | Reading
@@ -50,7 +52,13 @@ def open_reading(model: ModelLike, reading: AnyReading = RUNTIME, *, original: M
         return reading
     provider = provider_of(reading)
     if provider is not None:
-        return onnxruntime_reading(model if original is None else original, provider)
+        source = model if original is None else original
+        if isinstance(
+            source, (str, os.PathLike)
+        ):  # onnxruntime's own words for a file that it cannot read are no sentence
+            with files.reading(source, ModelError, "the model "):
+                os.stat(source)
+        return onnxruntime_reading(source, provider)
     check_choice("reading", reading, dict.fromkeys((*READINGS, *map(short_name, available()), "vitisai")))
     graph = model if isinstance(model, Graph) else load(model)
     if reading == "jq":

@@ -67,7 +67,7 @@ def like_packed(graph: Graph, mesh: Mesh) -> dict[str, Any]:
 
 
 def _orders(graph: Graph, params: Mapping[str, Array]) -> dict[str, tuple[int, ...] | None]:
-    """The order in which each of the params is packed; None for one that stays as it is."""
+    """The order in which each of the params is packed; None for one that stays unchanged."""
     orders: dict[str, set[tuple[int, ...] | None]] = {name: {None} for name in graph.output_names}
     for node in graph.walk():
         for name, reads in collections.Counter(node.reads()).items():

@@ -16,7 +16,7 @@ from jq.util.digest import digest
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A part of a network whatever its tensors are called; of its weights it has the shapes, as programs are kept."""
+    """A part of a network regardless of its tensors' names, with the shapes of its weights: the key of a kept program."""
 
     key: str
     graph: Graph = dataclasses.field(compare=False)
@@ -35,7 +35,7 @@ def pattern_of(
         name="part",
     ).with_arrays({inner: graph.arrays[k] for k, inner in names.items() if k in graph.arrays})
     known = demanded(part) | part.constants.keys()
-    # What is compiled in: structure and known values. Weights are arguments.
+    # Compiled in: structure and known values. Weights are arguments.
     arrays = {k: a if k in known else (a.dtype, a.shape) for k, a in part.arrays.items()}
     key = digest(part.nodes, part.inputs, part.outputs, arrays, graph.opsets)
     weights = {k: a for k, a in part.params.items() if k not in known and a.size > 1}

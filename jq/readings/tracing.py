@@ -200,7 +200,7 @@ class Traced:
             within(self._nodes, self.outputs, _TOGETHER * limit),
         )
         scope = walk(self._nodes, scope, reader.on(self.graph), together, rounded, watched)
-        given = {**params, **inputs}  # what no node makes is passed on as it is: a model holds it only once
+        given = {**params, **inputs}  # values that no node makes are passed on unchanged: a model holds them only once
         result = {name: layout.plain(value_of(given if name in given else scope, name)) for name in self.outputs}
         return (result, seen) if self.taps else result
 

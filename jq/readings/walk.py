@@ -220,12 +220,12 @@ def _described(value: Any) -> str:
 
 
 def dtype_of(value: Any) -> Any:
-    """The element type of an array; None of what is no array."""
+    """The element type of an array; None for anything else."""
     return getattr(layout.plain(value), "dtype", None)
 
 
 def nbytes(value: Any) -> int:
-    """The size of an array in bytes; 0 of what is no array."""
+    """The size of an array in bytes; 0 for anything else."""
     size, dtype = getattr(value, "size", 0), getattr(value, "dtype", None)
     return 0 if dtype is None else size * dtype.itemsize
 

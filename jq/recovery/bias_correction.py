@@ -1,13 +1,13 @@
-"""Bias correction: the mean shift of each output channel by rounding is taken back by its bias.
+"""Bias correction: each bias takes back the mean shift that rounding gives its output channel.
 
 Rounding the weights changes the expected output by (Q(W) - W) E[x], as in Nagel et al., "Data-Free Quantization Through
 Weight Equalization and Bias Correction" (2019); E[x] of each input channel is what calibration measured of the float model.
 
-What is rounded between two layers changes it by Q(W) E[x' - x], where x' comes of the float layer before through all that
-is rounded since. That is little where codes are many on both sides of zero, but SiLU, GELU and HardSwish have a short
-negative tail, in which many values lie: of at most a few codes, it is rounded to one side. An offset would spend the
-codes that a symmetric grid wastes on them, but it would have to be added before the one rounding of the product, which
-the chip cannot do; the mean of what is lost is exact in the bias all the same.
+Rounding between two layers changes it by Q(W) E[x' - x], where x' is the float output of the layer before, passed through
+everything that is rounded since. This is small where there are many codes on both sides of zero. But SiLU, GELU and
+HardSwish have a short negative tail with many values in it, which spans a few codes at most and is rounded to one side.
+An offset would use the codes that a symmetric grid wastes, but it would have to be added before the one rounding of the
+product, which the chip cannot do. The bias can still take back the mean of the loss exactly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def correct_biases(graph: Graph, plan: Plan, stats: Stats, shifts: Mapping[str, 
 def shifts_of_tails(graph: Graph, plan: Plan, stats: Stats, data: Any, config: QuantConfig) -> dict[str, np.ndarray]:
     """Return the mean that rounding adds to each channel of linear inputs with a short negative tail.
 
-    The data are read once more, as far as means need, where there is such an input.
+    If there is such an input, the data are read once more, for as many samples as the means need.
     """
     graph = traceable(graph)
     both, rounded, twins = _between_layers(graph, plan)
@@ -79,7 +79,7 @@ def shifts_of_tails(graph: Graph, plan: Plan, stats: Stats, data: Any, config: Q
 def _between_layers(graph: Graph, plan: Plan) -> tuple[Graph, Plan, dict[str, str]]:
     """The float graph with a twin of all that lies between its layers, the plan of the twins, and their tensors.
 
-    A twin begins with what a float layer makes, so its inputs of layers are off by what is rounded since the layers before.
+    A twin starts from the outputs of float layers, so the inputs of its layers differ only by the rounding since then.
     """
     taken, nodes = set(graph.tensors), list[Node]()
     twins = {v.name: fresh(v.name, taken) for v in graph.inputs if v.name in plan.activations}
@@ -109,7 +109,7 @@ def _has_tail(plan: Plan, stats: Stats, tensor: str) -> bool:
 
 
 def _sums(qparams: QParams | None, value: Any) -> dict[str, jax.Array]:
-    """The sum of each channel, as it is rounded, and the number of values in one."""
+    """The sum of each channel after rounding, and the number of values in a channel."""
     x = jnp.asarray(channels_last(value), jnp.float32)
     x = (x if qparams is None else qparams.fake_quant(x)).reshape(-1, x.shape[-1])
     return {"sum": x.sum(0), "count": jnp.float32(len(x))}

@@ -156,7 +156,7 @@ def _identity(
     count: int,
     roundings: Mapping[str, Rounding],
 ) -> str:
-    """A hash of all that the first stages of a config depend on, but for the data."""
+    """A hash of everything that the first stages of a config depend on, except the data."""
     stages = config.replace(finetune="+".join(config.stages[:count]))
     return f"{_TUNED}{digest(graph, params, plan, stages.to_dict(), roundings)}"
 

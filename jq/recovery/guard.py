@@ -1,16 +1,16 @@
-"""The guard: no tensor that rounding ruins is shipped in silence.
+"""The guard: no tensor that rounding ruins is shipped silently.
 
-Once there is a plan, the loss of each tensor and of its parts is measured on a few samples (`rounding_losses`). What
-is below the bound that the config states is mended, the smallest change first:
+Once there is a plan, the loss of each tensor and of its parts is measured on a few samples (`rounding_losses`). A tensor
+below the bound that the config states is repaired, by the smallest change first:
 
     finer weights   a weight gets a scale for each channel, where its format has that;
     no constraint   where a tensor was ruined by a move that a node's shifts asked for, that node runs in float:
                     what it makes is not rounded, so that nothing has to be aligned there;
     float           a tensor that its own rounding ruins is not rounded, nor are those that hold the same values;
-    biases          where rounding shifts the means of what layers give, biases are fitted layer by layer, if that is better.
+    biases          where rounding shifts the means of layers' outputs, biases are fitted layer by layer, if that is better.
 
-Each round plans anew, as what is mended in one place changes what constraints ask for in others. The result is a
-config, plain data: with it, and without the guard, the same plan comes about.
+Each round plans anew, because a repair in one place changes what constraints require in others. The result is a config,
+plain data, which gives the same plan without the guard.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Mend:
     node: str  # that makes it, or reads the weight
     cause: str  # rounding, or the constraint and its node
     before: float  # SQNR in dB
-    after: float | None  # the same, once mended; None of a tensor that is not rounded any more
+    after: float | None  # the same after the repair; None for a tensor that is no longer rounded
     action: str
     override: str  # the option of the config that does the same
 
@@ -75,7 +75,7 @@ class Guarded:
     moves: tuple[Move, ...]
     mends: tuple[Mend, ...] = ()
     shift: Mend | None = None
-    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # SQNR in dB of what is left, its worst part
+    losses: Mapping[str, float] = dataclasses.field(default_factory=dict)  # the SQNR in dB of a tensor's worst part
 
 
 def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -> Guarded:

@@ -143,7 +143,7 @@ def _seen(
     pattern: Pattern, index: int, samples: int, params: Mapping[str, Array], floats: Tensors, codes: Tensors,
     valid: Array,
 ) -> tuple[Product, Mapping[str, Any], Array, Array, Array, Array, int]:  # fmt: skip
-    """A layer with one batch of the images that it reads, and what they are off by.
+    """A layer with one batch of the images that it reads, and the errors of these.
 
     A layer is linear: its outputs are off by what it makes of its inputs' difference.
     """

@@ -1,6 +1,6 @@
 """A network in parts, each of which is tuned by itself: layers, or blocks between cuts that one tensor crosses.
 
-Units of one pattern share what is compiled for them: one residual block serves all of its shape.
+Units of one pattern share their compiled programs: one residual block serves all of its shape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAYERS = 3  # of a block, where structure alone would make it smaller
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """A part of a network: consecutive nodes, what they read from before, and what is read of them after."""
+    """A part of a network: consecutive nodes, the tensors that they read, and those that later nodes read."""
 
     nodes: tuple[Node, ...]
     layers: tuple[Node, ...]  # the nodes with weights that a plan quantizes
@@ -62,7 +62,7 @@ class Unit:
         return {own[k]: v for k, v in values.items()}
 
     def plan(self, plan: Plan) -> Plan:
-        """The plan of the pattern. Its inputs come quantized, but for those of the network."""
+        """The plan of the pattern. Its inputs arrive quantized, except for those of the network."""
         made = {o for n in self.nodes for o in n.outputs}
         return Plan(
             activations=self.inside({k: q for k, q in plan.activations.items() if k in made}),
@@ -155,7 +155,7 @@ def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:
 
 
 def blocks(graph: Graph, plan: Plan) -> dict[str, str]:
-    """Return the label of each node's block, by the node's label; of a block, as of the units that are tuned.
+    """Return the label of each node's block, by the node's label; blocks are the units that finetuning tunes.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_resnet")))

@@ -153,7 +153,7 @@ def _moved(site: Site, tuned: Tuned) -> Site:
 
 
 def _step_of(site: Site, name: str) -> Array:
-    """The distance of the codes of an array; of one that is not quantized, 1/128 of its largest magnitude."""
+    """The step between the codes of an array; for one that is not quantized, 1/128 of its largest magnitude."""
     qparams: QParams | None = site.plan.weights.get(name)
     if qparams is None or not isinstance(qparams.grid, Integer) or qparams.grid.bits > 16:
         return jnp.maximum(jnp.max(jnp.abs(site.params[name])), 1e-12) / 128

@@ -49,7 +49,7 @@ class ChannelMoments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watched:
-    """The activations of a float graph on a few samples, of large tensors every so many elements."""
+    """The activations of a float graph on a few samples, with large tensors subsampled."""
 
     graph: Graph
     samples: Sequence[Sample]

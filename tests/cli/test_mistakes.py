@@ -94,6 +94,8 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "labels in words": ("evaluate --model {model} --data {npy} --labels {text}", "whole number"),
     # Orders of arguments, and what is what.
     "compare's models swapped": ("compare {quantized} {model} --data {npy}", "float model first"),
+    "a quantized model that is not there": ("compare {model} {none}.onnx --data {npy}", "No such file"),
+    "a model that onnxruntime is to load": ("infer {none}.onnx --data {npy} -o {none}", "No such file"),
     "another network's quantized model": ("compare {other} {image_model} --data {npy}", "different inputs"),
     "a quantized model to quantize": ("quantize {quantized} --data {npy}", "quantized already"),
     "a config of a quantized model": ("npu {quantized} --config A8W8", "quantized already"),

@@ -14,9 +14,10 @@ from onnxruntime.quantization import CalibrationDataReader
 
 import jq
 from jq.compat.quark import Config, ModelQuantizer, QuantizationConfig, get_default_config
+from tests.short import short_resnet
 
 IMAGES = jq.zoo.calibration_set()[0][:12]
-MODEL = jq.zoo.path("fashion_resnet")
+MODEL = short_resnet()
 
 
 class ListReader(CalibrationDataReader):

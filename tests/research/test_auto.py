@@ -26,8 +26,9 @@ from jq.research.islands import apart, choose, islands, work
 from jq.research.judging import Judge, Score
 from jq.research.losses import divergences, parts_of
 from jq.research.rungs import RUNGS, Candidate, Rung
+from tests.short import short_resnet
 
-MODEL = jq.zoo.path("fashion_resnet")
+MODEL = short_resnet()
 CHEAP = [r for r in RUNGS if r.name in ("XINT8", "A8W8 per channel")]
 
 

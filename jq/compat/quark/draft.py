@@ -23,7 +23,7 @@ class Draft:
     base: QuantConfig
     graph: Graph
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)  # what is done otherwise than the option says
+    notes: list[str] = dataclasses.field(default_factory=list)  # where we do something other than the option says
     opset: int | None = None
     samples: int | None = None
     random: bool = False
@@ -41,7 +41,7 @@ class Draft:
 
     @functools.cached_property
     def cleaned(self) -> Graph:
-        """The graph as it is calibrated, except for the NPU's rewrites."""
+        """The graph that is calibrated, without the NPU's rewrites."""
         return prepare(self.graph)
 
     def exclude(self, nodes: list[str]) -> None:

@@ -19,7 +19,7 @@ from jq.graph import Graph, Value
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """How calibration data are read, or generated if there are none."""
+    """Where calibration data come from: a reader, or a generator if there is none."""
 
     values: tuple[Value, ...]  # inputs, as the data have them
     channels_last: tuple[str, ...] = ()  # those that the model takes in another layout than the data have

@@ -25,7 +25,7 @@ def is_quarks(document: Any) -> bool:
 def quant_config(document: Any, graph: Graph) -> QuantConfig:
     """Return the options of a Quark config for a float graph; what jq does in another way is a warning.
 
-    What is no option of `QuantConfig`, such as another layout of the inputs, is a ConfigError: `ModelQuantizer` has these.
+    Settings that `QuantConfig` lacks, such as another layout of the inputs, are a ConfigError: use `ModelQuantizer` for them.
 
     >>> import jq
     >>> spec = {"spec": "XInt8Spec"}

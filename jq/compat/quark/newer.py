@@ -146,7 +146,7 @@ def _makers(name: str, role: str, draft: Draft) -> list[str]:
     for tensor in node.outputs if role == "output_tensors" else node.inputs:
         if not tensor or tensor in graph.arrays:
             continue
-        while tensor in fused:  # what is rounded is the activation behind it
+        while tensor in fused:  # the activation behind it is rounded instead
             tensor = fused[tensor].outputs[0]
         maker = graph.producer.get(tensor)
         while maker is not None and (rule := rule_of(graph, maker)) is not None and rule.shares:

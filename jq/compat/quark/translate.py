@@ -30,14 +30,14 @@ class Translation:
 
     config: QuantConfig
     inputs: Inputs
-    graph: Graph | None = None  # what is quantized, where that is not the model itself
+    graph: Graph | None = None  # the graph to quantize, if it is not the model itself
     format: Any = "qdq"
     opset: int | None = None
     spill: str | os.PathLike[str] | None = None
     ranges_file: str | None = None  # where calibration is kept, and taken from
     external: bool = False  # whether weights are stored in a file beside the model
     summary: bool = True  # whether to print what came of it
-    notes: tuple[str, ...] = ()  # what is done otherwise than an option says
+    notes: tuple[str, ...] = ()  # where we do something other than an option says
 
 
 def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algorithm.AlgoConfig] = ()) -> Translation:

@@ -104,7 +104,7 @@ def inputs_and_outputs(graph: Graph, dtype: np.dtype) -> set[str]:
 
 
 def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.ndarray:
-    """Return a weight in a type with fewer bits; what is beyond its largest number is an error, or saturates.
+    """Return a weight in a type with fewer bits; values beyond its largest number are an error, or saturate.
 
     >>> narrowed("w", np.float32([1, 1e6]), FLOAT16, saturate=True)
     array([1.00e+00, 6.55e+04], dtype=float16)
@@ -219,7 +219,7 @@ class _Retyping:
         return graph.replace(nodes=tuple(nodes), inputs=typed(graph.inputs), outputs=typed(graph.outputs), declared={})
 
     def holds(self, name: str, types: Mapping[str, Value]) -> bool:
-        """Whether a name is of a tensor of one of the types that change."""
+        """Whether a tensor has one of the types that change."""
         return _dtype(types, name) in self.sources and not types[name].containers
 
     def back(self, name: str, types: Mapping[str, Value]) -> list[Node]:
@@ -228,7 +228,7 @@ class _Retyping:
         return [] if dtype is None else [_cast(name, self.kept(name, dtype), dtype, self.labels)]
 
     def node(self, node: Node, types: Mapping[str, Value], opset: int) -> list[Node]:
-        """A node in the new type as far as its operator has it, and Casts behind it."""
+        """A node in the new type, where its operator allows it, and the Casts behind it."""
         for name in filter(None, node.outputs):
             if _dtype(types, name) is None:
                 self.unknown.append(f"node {node.label!r} ({node.qualified}) makes {name!r}, whose type is not known")

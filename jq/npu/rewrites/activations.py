@@ -77,7 +77,7 @@ def hard_sigmoid_to_clip(graph: Graph, applies: Applies = everywhere) -> Graph:
 
 
 def _weight(graph: Graph, layer: Node) -> np.ndarray | None:
-    """The weight of a Conv, or of a Gemm that is a product and a sum, whose bias is a constant; None of others."""
+    """The weight of a Conv, or of a Gemm that is a product and a sum, whose bias is a constant; None for other nodes."""
     plain = all(layer.attrs.get(k, 1.0) == 1 for k in ("alpha", "beta"))
     biased = len(layer.inputs) > 2 and layer.inputs[2]
     fits = layer.op_type == "Conv" or (layer.op_type == "Gemm" and plain and biased)

@@ -19,7 +19,7 @@ def everywhere(node: Node) -> bool:
 
 
 class Rewrite(Protocol):
-    """A rewrite of the nodes that `applies` accepts; what it returns is `graph` itself if there are none."""
+    """A rewrite of the nodes that `applies` accepts; it returns `graph` itself if there are none."""
 
     def __call__(self, graph: Graph, applies: Applies = everywhere) -> Graph:
         """The rewritten graph."""
@@ -67,7 +67,7 @@ def node_names(graph: Graph) -> set[str]:
 
 
 def static_shape(graph: Graph, name: str, rank: int) -> tuple[int | None, ...] | None:
-    """The dims of a float tensor of this rank, None for those that only the data tell; None of another tensor."""
+    """The dims of a float tensor of this rank, with None for those that depend on the data; None for any other tensor."""
     value = graph.values.get(name)
     if value is None or value.dtype is None or value.dtype.kind != "f" or value.shape is None:
         return None

@@ -73,7 +73,7 @@ class _End:
 
 @dataclasses.dataclass(frozen=True)
 class _Move:
-    """A Transpose with the nodes around it that only regroup dims: source, sizes that it tells apart, their order, what is made."""
+    """A Transpose with the nodes around it that only regroup dims: source, distinguished sizes, their order, and the result."""
 
     source: str
     sizes: _Shape
@@ -197,7 +197,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def _sizes(graph: Graph, name: str) -> _Shape | None:
-    """The sizes of a float tensor, of which the data may tell one; None of others."""
+    """The sizes of a float tensor, one of which may depend on the data; None for other tensors."""
     value = graph.values.get(name)
     if value is None or value.shape is None or value.dtype is None or value.dtype.kind != "f":
         return None

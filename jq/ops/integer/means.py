@@ -37,7 +37,7 @@ def _mean(x: Fixed, total: Any, count: int, pairs: Sequence[tuple[int, int]], ta
         return sums.replace(scale=x.scale * factor, causes=causes, deviation=float(factor * count - 1))
     if is_power_of_two(Fraction(count)):
         return sums.replace(scale=x.scale / count)
-    # A quotient is rounded in float32, which may make a tie of what is none: few sums, so all of them.
+    # Rounding a quotient in float32 may create a tie. There are few possible sums, so all of them are tried.
     if 2 * sums.bound >= LARGEST_TABLE:
         return NotImplemented
     table = sums.table()

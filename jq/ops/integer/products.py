@@ -1,4 +1,4 @@
-"""Sums of products in int32, and what is added to them before they are rounded: convolutions and matrix products."""
+"""Convolutions and matrix products: sums of products in int32, with the terms that are added before rounding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where a chip rounds: exact integers become the integers of a tensor of the file.
 
 The first form that is exact for the target is taken: a shift, a short product and a shift, a division, a product with
-a 24-bit significand; or float32, where that is what is modelled.
+a 24-bit significand; or float32, if that is being modelled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = Any
 
 _SIGNIFICAND = 24
 
-# What is done in float32 is done in functions of these names, so that a program can be searched for any other.
+# Only functions of these names compute in float32, so that a program can be searched for any others.
 FLOAT32_FORMS = ("_dequantize", "_quantize_real", "float32_requantize", "_float32_magnitudes", "_softmax_bits")
 
 
@@ -110,7 +110,7 @@ def rescaled(x: Fixed, grid: Grid, target: Target) -> Array | None:
 
 
 def ties(x: Fixed, grid: Grid, target: Target) -> Array:
-    """Where what is rounded lies in the middle between two integers: there a number and its negative both go up."""
+    """Whether the value lies halfway between two integers, where a number and its negative both round up."""
     if unchanged(x, grid):
         return jnp.zeros(x.array.shape, bool)
     joined = x.joined(grid)
@@ -120,7 +120,7 @@ def ties(x: Fixed, grid: Grid, target: Target) -> Array:
 
     def of(ratio: Scale) -> Array:
         both = [_multiplied(part, ratio, x, origin, upwards) for part in (v, -v)]
-        if both[0] is None:  # of float scales: as far as float32 tells
+        if both[0] is None:  # float scales: as precisely as float32 can tell
             value = v.astype(jnp.float32) * float32(ratio)
             return value - jnp.floor(value) == 0.5
         return both[0] + both[1] != 0
@@ -142,7 +142,7 @@ def _multiplied(v: Array, ratio: Scale, x: Fixed, grid: Grid, target: Target) ->
         return round_shift(v, np.array([position(r) for r in ratios]).reshape(shape), mode) + zero
     dyadic = all(r.denominator & (r.denominator - 1) == 0 for r in ratios)
     most = max(r.numerator for r in ratios)
-    # Float32, where that is what is modelled, has short products exactly too.
+    # If float32 is being modelled, short products are exact in it too.
     room = WIDEST if target.requantize != "float32" else 1 << FLOAT32_BITS
     shifts = np.array([r.denominator.bit_length() - 1 for r in ratios]).reshape(shape)
     if dyadic and most * x.bound < room:

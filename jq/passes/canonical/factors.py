@@ -40,7 +40,7 @@ class Edits:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factor:
-    """An elementwise node by a constant: scale * source + shift; of the source's rank, without being broader."""
+    """An elementwise node with a constant, scale * source + shift, whose result has the shape of its source."""
 
     node: Node
     source: str
@@ -172,7 +172,7 @@ def _taken_in(
 
 
 def by_channel(array: np.ndarray, axis: int, channels: int) -> np.ndarray | None:
-    """An array of one number or one per channel as a vector; None of others."""
+    """An array of one number, or of one per channel, as a vector; None for other arrays."""
     if array.size == 1:
         return np.full(channels, array.item())
     along = array.ndim > axis and array.shape[axis] == array.size == channels

@@ -76,7 +76,7 @@ def _is_as_good(match: Match, form: CanonicalForm) -> bool:
 def put(graph: Graph, find: Callable[[Graph], Iterable[Match]]) -> tuple[Graph, tuple[Match, ...]]:
     """The graph with each region that is recognised in its form, and what was recognised.
 
-    The opset is raised to the newest that a form needs. One that the graph cannot reach leaves the region as it is.
+    The opset is raised to the newest that a form needs. If the graph cannot reach it, the region stays decomposed.
     """
     matches = tuple(find(graph))
     while matches:

@@ -1,6 +1,6 @@
 """Normalizations in any spelling: what divides a tensor by its spread over some axes.
 
-Numbers give all there is to know of such a region: zeros give the bias, large values the scale, small ones the epsilon,
+Probing such a region with numbers tells all about it: zeros give the bias, large values the scale, small ones the epsilon,
 and ones tell whether the mean is taken off. Others then show whether it is the form.
 """
 
@@ -204,7 +204,7 @@ def _instance_norm(region: Region) -> Write | None:
 
 
 def _written(region: Region, op_type: str, attrs: Mapping[str, Any], held: tuple[np.ndarray, ...]) -> Write:
-    """One node, with a scale and, but for RMSNormalization, with a bias."""
+    """One node, with a scale and, except for RMSNormalization, a bias."""
 
     def written(name: Names) -> Written:
         parts = ("scale",) if op_type == "RMSNormalization" else ("scale", "bias")

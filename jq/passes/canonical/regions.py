@@ -1,8 +1,8 @@
 """Regions of a graph with one source and one end, and what they compute.
 
 An operator that an exporter decomposed is a region: from one source tensor, through elementwise and reducing nodes and
-constants, to one tensor; nothing outside reads what is between. Structure finds regions, in one walk back from each
-end. Numbers tell what they are: a region is evaluated in float64 and compared with the forms, so that every spelling
+constants, to one tensor; nothing outside reads the tensors in between. Regions are found by structure, in one walk back
+from each end, and identified by numbers: a region is evaluated in float64 and compared with the forms, so that every spelling
 of a form is recognised, whatever the order of its operands.
 """
 
@@ -125,7 +125,7 @@ class Region:
 
     @property
     def end(self) -> Node:
-        """The node that makes what is read outside."""
+        """The node whose result is read outside."""
         return self.nodes[-1]
 
     @functools.cached_property
@@ -164,7 +164,8 @@ class Region:
 def regions(graph: Graph, end: Node, order: Mapping[str, int]) -> Iterator[Region]:
     """The regions that end in a node, the smallest first; `order` numbers the tensors that nodes make.
 
-    The frontier holds what is read inside and not made there yet. Its last tensor goes inside if nothing else reads it.
+    The frontier holds the tensors that are read inside and not yet made there. Its last one moves inside if nothing else
+    reads it.
     Where one is left, it is the source of a region.
     """
     frontier, inside = set(end.outputs), dict[Node, None]()

@@ -98,7 +98,7 @@ class Chip:
         """The integers of every quantized tensor, by the name that they have in the model, as the model stores them.
 
         Those that are `given`, a board's or onnxruntime's, are what the nodes behind them read: then a difference
-        between what is given and what is returned is of one node alone.
+        between the given and the returned codes is due to one node alone.
         """
         return self._codes(self.params, self.checked(inputs), dict(given or {}))
 

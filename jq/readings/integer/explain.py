@@ -44,7 +44,7 @@ class RoundingRow:
     elements: int
     ties: int  # halfway between two integers
     saturated: int  # beyond the integers that there are, those that an activation cuts not counted
-    largest: int  # magnitude of what is rounded, the accumulator
+    largest: int  # magnitude of the accumulator that is rounded
     factor_error: float  # relative, of a mean
     inexact: int  # of these, float32 can have lost bits in onnxruntime: partial sums may reach 2**24
     differs: int  # from onnxruntime on the same integers
@@ -154,7 +154,7 @@ class Explained:
 
     @functools.cached_property
     def _program(self) -> Any:
-        """The compiled program: outputs, integers and counts of a batch, and what is learned by tracing it."""
+        """The compiled program: the outputs, integers and counts of a batch, and the facts that tracing it reveals."""
 
         def run(params: Any, reference: Any, inputs: Any) -> Any:
             computed = self.chip.run(params, inputs)
@@ -292,7 +292,7 @@ def _causes(chip: _Rounded, ort: _Rounded, tie: Array, mine: Array) -> Iterator[
     """The causes that a difference can have here, and where each applies; the first that does counts."""
     one, other = chip.plain(chip.steps), ort.plain(ort.steps)
     near = jnp.abs(one - other) <= max(chip.near, ort.near) + _NEAR * jnp.maximum(jnp.abs(one), jnp.abs(other))
-    # Onnxruntime rounds in float32 what is no power of two, and sums that are too long for it.
+    # onnxruntime rounds in float32 where scales are no powers of two, and sums that are too long for it.
     loses = ort.plain(jnp.broadcast_to(ort.inexact | _in_float32(ort), ort.steps.shape))
     yield "tie", near & tie & ((chip.target.rounding != ort.target.rounding) | loses)
     if isinstance(chip.source, Fixed) and isinstance(ort.source, Fixed):

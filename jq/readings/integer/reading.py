@@ -33,7 +33,7 @@ _LARGE = 1 << 33  # bytes of a tensor that is believed
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
-    """A place where integers of the file are made: what is rounded, and to what."""
+    """A place where integers of the file are made: the value that is rounded, and its grid."""
 
     node: Node
     source: Any  # a Fixed, a Table or floats; None inside an integer operator

@@ -30,7 +30,7 @@ _ONE_OPERAND = {
     for name in ("LeakyRelu", "Sigmoid", "AveragePool", "GlobalAveragePool", "ReduceMean", "Softmax")
 }
 _TWO_OPERANDS = {"QLinearAdd": "Add", "QLinearMul": "Mul", "QLinearMatMul": "MatMul", "QGemm": "Gemm"}
-# Of these, onnxruntime's arithmetic is the accumulator in float32 times a factor; of others it is float32 throughout.
+# For these, onnxruntime multiplies the accumulator by a factor in float32; all others it computes in float32 throughout.
 _PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})
 _NEWEST = 1 << 10  # opset: the newest rule
 
@@ -170,7 +170,7 @@ def _operators(graph: Graph, target: Target) -> Graph:
 
 
 def _read(node: Node) -> Parts | None:
-    """The parts of an integer operator of onnxruntime's; None of any other node."""
+    """The parts of one of onnxruntime's integer operators; None for any other node."""
     names = [*node.inputs, *[""] * 9]
 
     def triple(start: int) -> Triple:
@@ -194,7 +194,7 @@ def _read(node: Node) -> Parts | None:
 
 
 def rounded_grid(graph: Graph, node: Node) -> Grid | None:
-    """The grid of what a quantizer or an integer operator puts out; None of any other node, or of a computed one."""
+    """The grid of the output of a quantizer or an integer operator; None for any other node, or if the grid is computed."""
     read = _read(node)
     names: Sequence[str] = ("", "") if read is None else read[2][1:]
     if node.op_type == "QuantizeLinear":

@@ -73,7 +73,7 @@ class Moves:
 class _Beam:
     way: Way
     losses: np.ndarray  # [samples]
-    parent: int = 0  # whose state before the segment it goes on from
+    parent: int = 0  # the trial from whose state before the segment it continues
 
 
 def descend(

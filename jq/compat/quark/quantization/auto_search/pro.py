@@ -52,7 +52,7 @@ _FIELDS = ("specific_layer_config", "layer_type_config", "exclude", "use_externa
 
 
 def _tuning(rounds: int, rates: Mapping[str, tuple[float, float]]) -> Options:
-    """The part of a space that both algorithms share: up to so many rounds, and rates between two bounds."""
+    """The part of a space that both algorithms share: the largest number of rounds, and the bounds of the rate."""
     return {
         f"{name}_params": {
             "num_iterations": {"type": "int", "low": 3000, "high": rounds, "step": 3000},

@@ -50,7 +50,7 @@ _CHOICES: Mapping[str, type[Enum]] = {
 
 
 def choice_of(value: Any) -> Any:
-    """Return the member of an enumeration that `Kind.Name` means; any other value as it is.
+    """Return the member of an enumeration that `Kind.Name` means; any other value unchanged.
 
     >>> choice_of("ScaleType.PowerOf2"), choice_of("model.onnx")
     (<ScaleType.PowerOf2: 1>, 'model.onnx')
