@@ -28,10 +28,11 @@ from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
 from jq.pipeline import Calibrated, Measured, Result, calibrated, quantize
-from jq.research.goals import OWN, Evaluate, Goal, goal_of, samples_needed
-from jq.research.islands import apart, bits, islands, work
-from jq.research.judging import EvaluationError, Judge, Score
+from jq.research.goals import OWN, Goal, goal_of, samples_needed
+from jq.research.islands import apart, islands, price, work
+from jq.research.judging import Judge, Score
 from jq.research.ledger import Column, Ledger
+from jq.research.metrics import Evaluate, EvaluationError
 from jq.research.outcomes import AutoResult, Tried, shown
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 from jq.research.widening import Wide, part_losses
@@ -73,9 +74,9 @@ def auto(
     number with a sign is relative to the float model. `budget` is a time: seconds, or text such as "5m".
 
     One sample in four of `data`, which is what `jq.quantize` takes, is held out for decisions; the others calibrate and tune.
-    A model may cost `max_cost` times the bit operations of 8 bits everywhere. Besides the regions that heads and the guard
-    leave in float, it may have `float_islands` regions in the `wide` format (None: int16 activations if scales are floats
-    and the chip has A16W8, otherwise float). `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
+    Besides the regions that heads and the guard leave in float, a model may have `float_islands` regions in the `wide` format
+    (None: int16 activations if scales are floats and the chip has A16W8, otherwise float), and with them cost `max_cost` times
+    the bit operations that it needs without. `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
     from it.
 
     >>> import jq
@@ -207,9 +208,8 @@ class _Search:
         config = config.replace(held_out=self.held_out, seed=self.seed)
         if any(c.config == config for c in climb.tried):
             return None, ""
-        price = bits(config.activation) * bits(config.weight) / 64
-        if price > self.limits.most:
-            return (climb, Tried(rung.name, self._too_costly(price), 0.0, cost=price)), ""
+        if (cost := price(config)) > self.limits.most:
+            return (climb, Tried(rung.name, self._too_costly(cost, self.limits.most), 0.0, cost=cost)), ""
         key = f"{self.identity}{digest(rung.name, config.to_dict())[:12]}"
         if key in known:
             row = known[key]
@@ -264,21 +264,19 @@ class _Search:
         return result
 
     def _outcome(self, candidate: Candidate, climb: Climb) -> str:
-        limits, best = self.limits, climb.best
-        added = candidate.config.exclude or candidate.config.overrides  # else it is what heads and the guard leave
-        if added and candidate.cost > limits.most * (1 + 1e-9):
-            return self._too_costly(candidate.cost)
+        best, (cost, count) = climb.best, climb.most
+        if not candidate.is_plain and candidate.cost > cost * (1 + 1e-9):
+            return self._too_costly(candidate.cost, cost)
         if best is None:
             return "kept"
-        base = max((c.islands for c in climb.tried if not (c.config.exclude or c.config.overrides)), default=0)
-        if added and candidate.islands > base + limits.islands:
-            return f"too many islands: {candidate.islands}, the limit is {base + limits.islands}"
+        if not candidate.is_plain and candidate.islands > count:
+            return f"too many islands: {candidate.islands}, the limit is {count}"
         score = candidate.score
         better = score.error < best.score.error or (score.holds and not best.score.holds)
         return "kept" if better else "no better"
 
-    def _too_costly(self, cost: float) -> str:
-        return f"too costly: {cost:.2f}, the limit is {self.limits.most:g}"
+    def _too_costly(self, cost: float, most: float) -> str:
+        return f"too costly: {cost:.2f}, the limit is {most:.3g}"
 
     def _forecast(self, result: Result) -> str:
         try:
@@ -307,9 +305,9 @@ class _Search:
     def _in_the_way(self, chosen: Candidate, result: Result, tried: Sequence[Tried]) -> str:
         goal, parts = self.judge.goal, [f"best found: {chosen.rung}, {shown(chosen.score)}"]
         needed = samples_needed(goal)
-        if needed is not None and needed > len(self.judge.samples):
+        if needed is not None and needed > len(self.judge.deciding.samples):
             parts.append(
-                f"{len(self.judge.samples)} deciding samples cannot show {goal}: that takes {needed}, "
+                f"{len(self.judge.deciding.samples)} deciding samples cannot show {goal}: that takes {needed}, "
                 f"so {needed * self.held_out} in all"
             )
         worst = [r for r in result.report.rows if r.sqnr is not None and r.kind == "activation"][:2]

@@ -13,7 +13,7 @@ from jq.arithmetic.formats import UINT8
 from jq.config import QuantConfig, presets
 from jq.npu.facts import BACKEND_FORMATS, CHIPS
 from jq.pipeline import Calibrated, Result
-from jq.research.islands import work
+from jq.research.islands import price, work
 from jq.research.judging import Score
 from jq.research.widening import Wide, widened
 
@@ -23,7 +23,7 @@ class Limits:
     """The chip, and how much more than 8 bits everywhere a model may cost on it."""
 
     chip: str
-    most: float  # bit operations, in units of those of 8 bits
+    most: float  # bit operations, in units of those without what rungs widen
     islands: int  # that a rung may add
     wide: Wide | None  # what they are in; None: 16 bits where scales are floats and the chip has that, else float
 
@@ -48,6 +48,11 @@ class Candidate:
     forecast: str  # of the places
     result: Result | None  # None where a ledger told of it
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is wide but what heads and the guard leave so."""
+        return not (self.config.exclude or self.config.overrides)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Climb:
@@ -59,6 +64,19 @@ class Climb:
     labels: frozenset[str] = frozenset()  # of the model's own nodes, which a config can name
     best: Candidate | None = None
     tried: tuple[Candidate, ...] = ()  # and within the limits
+
+    @property
+    def plain(self) -> tuple[Candidate, ...]:
+        """Those without regions that a rung added: to them a cost and a number of regions are limits of what is added."""
+        return tuple(c for c in self.tried if c.is_plain)
+
+    @property
+    def most(self) -> tuple[float, int]:
+        """The most that a model may cost, and the most regions that it may have."""
+        left = max(
+            (c.cost / price(c.config) for c in self.plain), default=1.0
+        )  # by what heads and the guard leave wide
+        return self.limits.most * max(left, 1.0), self.limits.islands + max((c.islands for c in self.plain), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +98,8 @@ def _is_inexact(climb: Climb) -> bool:
 
 
 def _tuned(stage: str) -> Rung:
+    """The best with its layers tuned by a stage alone."""
+
     def config(climb: Climb) -> QuantConfig | None:
         assert climb.best is not None
         return climb.best.config.replace(finetune=stage)
@@ -87,18 +107,25 @@ def _tuned(stage: str) -> Rung:
     return Rung(stage, _is_inexact, config)
 
 
-def _then_blocks(climb: Climb) -> QuantConfig | None:
-    """The best with its blocks tuned, after its layers if that was better."""
-    assert climb.best is not None
-    stages = (*climb.best.config.stages, "block")
-    return climb.best.config.replace(finetune="+".join(stages))
+def _then(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
+    """The best with a stage behind those that it has, and behind fitted biases if it has none."""
+
+    def config(climb: Climb) -> QuantConfig | None:
+        assert climb.best is not None
+        stages = climb.best.config.stages or ("bias",)
+        return climb.best.config.replace(finetune="+".join((*stages, stage)))
+
+    return Rung(stage, applies, config)
+
+
+def _has_exponents(climb: Climb) -> bool:
+    return _is_inexact(climb) and climb.best is not None and climb.best.config.scale == "power_of_two"
 
 
 def _islands(climb: Climb) -> QuantConfig | None:
-    """The best that may cost more, with islands."""
-    inside = [c for c in climb.tried if c.cost < climb.limits.most and c.narrow > 0]
-    base = min(inside, key=lambda c: c.score.error, default=None)
-    return None if base is None else with_islands(climb, base, climb.limits.most)
+    """The best of those without added regions, with such."""
+    base = min((c for c in climb.plain if c.narrow > 0), key=lambda c: c.score.error, default=None)
+    return None if base is None else with_islands(climb, base, climb.limits.most * max(base.cost, 1.0))
 
 
 def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | None:
@@ -117,14 +144,17 @@ def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | No
 
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
+    widened = Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield _preset("XINT8")
     yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
-    yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
+    yield widened
     yield _preset("A8W8", " per channel", per_channel=True)
+    yield dataclasses.replace(widened, name="its islands")
     yield _preset("A16W8")
     yield _preset("BF16")
     yield _tuned("adaround")
-    yield Rung("block", _is_inexact, _then_blocks)
+    yield _then("exponents", _has_exponents)
+    yield _then("block")
     yield _tuned("adaquant")
 
 

@@ -25,7 +25,7 @@ from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
 from jq.research.judging import Judge, Score
 from jq.research.losses import divergences, parts_of
-from jq.research.rungs import RUNGS, Candidate, Rung
+from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 
 MODEL = jq.zoo.path("fashion_resnet")
 CHEAP = [r for r in RUNGS if r.name in ("XINT8", "A8W8 per channel")]
@@ -262,11 +262,43 @@ def test_a_rung_of_ones_own(data: tuple[np.ndarray, np.ndarray]) -> None:
     assert [t.rung for t in result.rungs] == ["XINT8", "coarse"]
 
 
-def test_the_knee() -> None:
-    def candidate(name: str, cost: float, error: float) -> Candidate:
-        score = Score(0.0, None, None, None, error, False)
-        return Candidate(name, jq.presets["XINT8"], score, cost, 1.0, 0, 1, "", None)
+def candidate(
+    name: str, cost: float, error: float, config: jq.QuantConfig | str = "XINT8", count: int = 0
+) -> Candidate:
+    score = Score(0.0, None, None, None, error, False)
+    config = jq.presets[config] if isinstance(config, str) else config
+    return Candidate(name, config, score, cost, 1.0, count, 1, "", None)
 
+
+def climb_of(*tried: Candidate) -> Climb:
+    def none(config: jq.QuantConfig) -> Any:
+        raise AssertionError("nothing has to be calibrated")
+
+    best = min(tried, key=lambda c: c.score.error, default=None)
+    return Climb(Limits("stx", 1.15, 1, None), none, none, best=best, tried=tried)
+
+
+def test_limits_are_beside_what_heads_and_the_guard_leave() -> None:
+    wide = jq.presets["XINT8"].replace(exclude=("a",))
+    assert climb_of().most == (1.15, 1) and climb_of(candidate("plain", 1.0, 0.1)).most == (1.15, 1)
+    climb = climb_of(candidate("guarded", 1.2, 0.1, count=2), candidate("wide", 1.3, 0.05, wide, 5))
+    assert climb.most == (pytest.approx(1.38), 3) and [c.rung for c in climb.plain] == ["guarded"]
+
+
+def test_exponents_are_searched_behind_what_is_tuned() -> None:
+    rung = next(r for r in RUNGS if r.name == "exponents")
+
+    def stages(config: jq.QuantConfig | str) -> str | None:
+        climb = climb_of(candidate("best", 1.0, 0.1, config))
+        made = rung.config(climb) if rung.applies(climb) else None
+        return None if made is None else made.finetune
+
+    assert stages("XINT8_ADAROUND") == "adaround+exponents" and stages("XINT8") == "bias+exponents"
+    assert stages("A8W8_ADAROUND") is None  # whose scales are no powers of two
+    assert not rung.applies(climb_of(candidate("exact", 1.0, 0.0)))
+
+
+def test_the_knee() -> None:
     line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
     assert [knee(part).rung for part in (line, line[:1], [line[0], line[2]])] == ["bend", "cheap", "cheap"]  # type: ignore[union-attr]
     assert knee([]) is None
@@ -297,7 +329,7 @@ def test_boxes_and_scores_are_judged_apart(transposed: bool) -> None:
         "scores": rng.normal(0, 3, (1, 3, 9)).astype(np.float32),
     }
     judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
-    y = judge.reference[0]["y"]
+    y = judge.deciding.reference[0]["y"]
     scores, boxes = np.zeros_like(y), np.full_like(y, 1.1)  # an eighth for each score, then boxes a tenth too large
     index = (slice(None), slice(None), slice(4, None)) if transposed else (slice(None), slice(4, None))
     scores[index], boxes[index] = 0.125, 1.0
@@ -315,7 +347,7 @@ def test_boxes_count_where_something_is() -> None:
     sample = {"boxes": np.full((1, 4, 9), 10, np.float32), "scores": np.full((1, 3, 9), -30, np.float32)}
     sample["scores"][0, 1, 5] = 3
     judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
-    y = judge.reference[0]["y"]
+    y = judge.deciding.reference[0]["y"]
     there, elsewhere = y.copy(), y.copy()
     there[:, :4, 5], elsewhere[:, :4, 3] = 11, 11
     errors = [float(divergences(graph)({"y": y}, {"y": v})["b"]) for v in (there, elsewhere)]
@@ -335,6 +367,10 @@ def test_functions_of_outputs_and_of_the_model(data: tuple[np.ndarray, np.ndarra
     result = jq.auto(MODEL, data[0], target=-0.5, evaluate=spread, labels=data[1], rungs=CHEAP[:1])
     assert seen[0] == ((6, 10), data[1][3::4].tolist()) and result.rungs[0].score is not None
     assert result.rungs[0].score.low is not None  # an array has an interval
+
+    paired = jq.auto(MODEL, data[0], target="-0.5", evaluate=spread, labels=data[1], rungs=CHEAP[:1])
+    score = paired.rungs[0].score  # the spread differs more from image to image than from network to network
+    assert paired.reached and score is not None and score.low is not None and score.low < paired.whole - 0.5
 
     def nodes(model: onnx.ModelProto) -> float:
         return -len(model.graph.node)
