@@ -89,7 +89,8 @@ class Rung:
 
 
 def _preset(name: str, how: str = "", **options: Any) -> Rung:
-    config = presets[name].replace(**options)
+    """A preset, with biases corrected by what calibration measures: fitting them takes longer, and is a rung of its own."""
+    config = presets[name].replace(bias_correction="statistics", **options)
     return Rung(name + how, lambda climb: name in climb.limits.formats, lambda climb: config)
 
 
@@ -152,6 +153,7 @@ def ladder() -> Iterator[Rung]:
     yield dataclasses.replace(widened, name="its islands")
     yield _preset("A16W8")
     yield _preset("BF16")
+    yield _tuned("bias")
     yield _tuned("adaround")
     yield _then("exponents", _has_exponents)
     yield _then("block")
