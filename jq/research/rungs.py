@@ -156,8 +156,8 @@ def ladder() -> Iterator[Rung]:
     yield _tuned("bias")
     yield _tuned("adaround")
     yield _then("exponents", _has_exponents)
-    yield _then("block")
     yield _tuned("adaquant")
+    yield _then("block")
 
 
 RUNGS: Sequence[Rung] = tuple(ladder())

@@ -368,15 +368,25 @@ def test_functions_of_outputs_and_of_the_model(data: tuple[np.ndarray, np.ndarra
     assert seen[0] == ((6, 10), data[1][3::4].tolist()) and result.rungs[0].score is not None
     assert result.rungs[0].score.low is not None  # an array has an interval
 
-    paired = jq.auto(MODEL, data[0], target="-0.5", evaluate=spread, labels=data[1], rungs=CHEAP[:1])
-    score = paired.rungs[0].score  # the spread differs more from image to image than from network to network
-    assert paired.reached and score is not None and score.low is not None and score.low < paired.whole - 0.5
-
     def nodes(model: onnx.ModelProto) -> float:
         return -len(model.graph.node)
 
     result = jq.auto(MODEL, data[0], evaluate=nodes, target="-1000", rungs=CHEAP[:1])
     assert result.reached and result.rungs[0].score.value == -len(result.model.graph.node)  # type: ignore[union-attr]
+
+
+def test_a_drop_is_judged_sample_by_sample(data: tuple[np.ndarray, np.ndarray]) -> None:
+    drops = iter([0.0, 0.1])  # of the float network, and of XINT8
+
+    def evaluate(outputs: dict[str, np.ndarray]) -> np.ndarray:
+        return 10.0 * np.arange(len(outputs["logits"])) - next(drops)
+
+    result = jq.auto(MODEL, data[0], target="-0.5", evaluate=evaluate, rungs=CHEAP[:1])
+    score = result.rungs[0].score
+    assert result.reached and result.whole == 25 and score is not None
+    assert score.low is not None and score.low < 15  # samples differ by more than what is asked
+    drops = iter([0.0, 0.9])
+    assert not jq.auto(MODEL, data[0], target="-0.5", evaluate=evaluate, rungs=CHEAP[:1]).reached
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "raise", []])
