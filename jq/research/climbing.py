@@ -8,7 +8,6 @@ and a table of what was tried. It ends when the goal holds with confidence, when
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -31,9 +30,10 @@ from jq.pipeline import Calibrated, Measured, Result, calibrated, quantize
 from jq.research.goals import OWN, Goal, goal_of, samples_needed
 from jq.research.islands import apart, islands, price, work
 from jq.research.judging import Judge, Score
-from jq.research.ledger import Column, Ledger
+from jq.research.ledger import Ledger
 from jq.research.metrics import Evaluate, EvaluationError
 from jq.research.outcomes import AutoResult, Tried, shown
+from jq.research.recorded import COLUMNS, read_row, row_of, rows_of
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 from jq.research.widening import Wide, part_losses
 from jq.util.digest import digest
@@ -44,10 +44,6 @@ from jq.version import __version__
 _EVERY = 4  # samples, of which one decides
 _WRITING = 0.1  # of the time, for judging what was tuned last, and for writing
 _DECIBELS = 10.0  # of error that twice the bit operations must gain to be worth it
-_COLUMNS: Mapping[str, Column] = {
-    "hash": str, "rung": str, "config": str, "score": (dict, type(None)), "facts": (list, type(None)),
-    "seconds": (int, float), "outcome": str,
-}  # fmt: skip
 
 
 def auto(
@@ -93,8 +89,8 @@ def auto(
     _check_limits(float_islands, max_cost)
     goal, evaluate = goal_of(target, evaluate)
     search = _Search.of(model, data, goal, evaluate, labels, Limits(chip, max_cost, float_islands, wide), seed)
-    book = Ledger.open(ledger, _COLUMNS)
-    known = _known(book, search.identity)
+    book = Ledger.open(ledger, COLUMNS)
+    known = rows_of(book, search.identity)
     spent, recorded = sum(row["seconds"] for row in known.values()), {row["rung"] for row in known.values()}
     climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
 
@@ -213,13 +209,13 @@ class _Search:
         key = f"{self.identity}{digest(rung.name, config.to_dict())[:12]}"
         if key in known:
             row = known[key]
-            candidate, outcome = _read(row, rung.name, config), row["outcome"]
+            candidate, outcome = read_row(row, rung.name, config), row["outcome"]
             took, ended = float(row["seconds"]), ""
         else:
             candidate, outcome, ended = self._made(rung.name, config, climb, left)
             took = time.perf_counter() - start
             if not ended:
-                book.append(_row(key, rung.name, config, candidate, outcome, took))
+                book.append(row_of(key, rung.name, config, candidate, outcome, took))
         if candidate is None:
             return (climb, Tried(rung.name, outcome, took)), ended
         tried = Tried(
@@ -344,32 +340,3 @@ def _labels(
             f"labels are {values.dtype}{list(values.shape)}; expected one whole number for each of {count} samples"
         )
     return values[[i for i in range(count) if decides(i, every)]].astype(np.int64)
-
-
-# --- Rows of the ledger ---
-
-
-def _known(book: Ledger, identity: str) -> dict[str, Mapping[str, Any]]:
-    """The rows of this search by their hash; those of others are left alone."""
-    return {row["hash"]: row for row in book.rows if row["hash"].startswith(identity)}
-
-
-def _row(key: str, rung: str, config: QuantConfig, c: Candidate | None, outcome: str, took: float) -> dict[str, Any]:
-    score = None if c is None else dataclasses.asdict(c.score)
-    facts = None if c is None else [c.cost, c.narrow, c.islands, c.size, c.forecast]
-    return {
-        "hash": key, "rung": rung, "config": json.dumps(config.to_dict()), "score": score, "facts": facts,
-        "seconds": took, "outcome": outcome,
-    }  # fmt: skip
-
-
-def _read(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidate | None:
-    if row["score"] is None:
-        return None
-    try:
-        known = Score(**row["score"])
-        score = dataclasses.replace(known, value=float(known.value), error=float(known.error))
-        cost, narrow, count, size, places = row["facts"]
-        return Candidate(rung, config, score, float(cost), float(narrow), int(count), int(size), str(places), None)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"the ledger's row of {rung!r} is damaged: {error}; give the name of a new file") from error
