@@ -126,9 +126,8 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
 
 
 def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: the mean of those that made a model."""
-    made = [t.seconds for t in tried if t.score is not None]
-    return sum(made) / len(made) if made else 0.0
+    """Seconds that the next rung is taken to need: the most of those that made a model, as later ones cost more."""
+    return max((t.seconds for t in tried if t.score is not None), default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
