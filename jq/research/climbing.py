@@ -126,8 +126,9 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
 
 
 def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: the most of those that made a model, as later ones cost more."""
-    return max((t.seconds for t in tried if t.score is not None), default=0.0)
+    """Seconds that the next rung is taken to need: the most of those that made a model, but for the first, which compiles."""
+    made = [t.seconds for t in tried if t.score is not None]
+    return max(made[1:] or made, default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
