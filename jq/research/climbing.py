@@ -144,7 +144,7 @@ class _Search:
     seed: int
     identity: str  # of model, data, goal and limits
     measured: Measured
-    lost: dict[QuantConfig, Mapping[str, float]]  # by parts
+    lost: dict[tuple[QuantConfig, Wide], Mapping[str, float]]  # by parts
     warned: dict[QuantConfig, list[Warning | str]]  # of a candidate: repeated of the one that is chosen
 
     @classmethod
@@ -185,11 +185,11 @@ class _Search:
         own = config.replace(held_out=self.held_out, seed=self.seed)
         return calibrated(self.graph, self.data, own, measured=self.measured)
 
-    def losses(self, config: QuantConfig) -> Mapping[str, float]:
-        """The loss of each part of the model by a config, measured once."""
-        if config not in self.lost:
-            self.lost[config] = part_losses(self.calibrated(config), self.judge.measure)
-        return self.lost[config]
+    def losses(self, config: QuantConfig, wide: Wide) -> Mapping[str, float]:
+        """The loss of each part of the model by a config, as far as a wide format would mend it; measured once."""
+        if (config, wide) not in self.lost:
+            self.lost[config, wide] = part_losses(self.calibrated(config), self.judge.measure, wide)
+        return self.lost[config, wide]
 
     def step(
         self, rung: Rung, climb: Climb, known: Mapping[str, Any], book: Ledger, left: float

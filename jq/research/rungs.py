@@ -60,7 +60,7 @@ class Climb:
 
     limits: Limits
     calibrated: Callable[[QuantConfig], Calibrated]  # the model by a config, before anything is tuned
-    losses: Callable[[QuantConfig], Mapping[str, float]]  # its `part_losses`; each config is measured once
+    losses: Callable[[QuantConfig, Wide], Mapping[str, float]]  # its `part_losses`, measured once
     labels: frozenset[str] = frozenset()  # of the model's own nodes, which a config can name
     best: Candidate | None = None
     tried: tuple[Candidate, ...] = ()  # and within the limits
@@ -139,7 +139,7 @@ def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | No
         return work(made.graph, made.guarded.plan)[0]
 
     wide = limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
-    made = widened(config, ready, climb.losses(config), wide, most, limits.islands, climb.labels, cost_of)
+    made = widened(config, ready, climb.losses(config, wide), wide, most, limits.islands, climb.labels, cost_of)
     return None if made is None else made.replace(finetune=base.config.finetune)
 
 

@@ -62,8 +62,9 @@ class Fused:
         return {k for n in self.nodes for k in n.reads()} - {o for n in self.nodes for o in n.outputs}
 
 
-def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
-    """Return what rounding each part's results, and its weights ("weights of ..."), loses at the outputs, alone.
+def part_losses(ready: Calibrated, measure: Measure, wide: Wide) -> dict[str, float]:
+    """Return what rounding each part's results loses at the outputs, alone; and its weights ("weights of ..."), if a region in
+    the wide format would not round these.
 
     Each is a share of what the whole plan loses there, added up over the parts of the outputs that `measure` tells apart.
     """
@@ -73,7 +74,8 @@ def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
     for part in fused(ready.graph, ready.guarded.plan.nodes):
         results = {o for n in part.nodes for o in n.outputs} | part.entries
         groups[part.output] = frozenset(results & plan.activations.keys())
-        groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
+        if FORMATS[wide].weights:
+            groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
     groups = {name: tensors for name, tensors in groups.items() if tensors}
     source = open_source(ready.data, graph.inputs, seed=ready.guarded.config.seed).limited(_LOOKED)
     each, whole = group_losses(graph, None, plan, groups, source, lambda _: measure)

@@ -271,7 +271,7 @@ def candidate(
 
 
 def climb_of(*tried: Candidate) -> Climb:
-    def none(config: jq.QuantConfig) -> Any:
+    def none(*_: Any) -> Any:
         raise AssertionError("nothing has to be calibrated")
 
     best = min(tried, key=lambda c: c.score.error, default=None)
