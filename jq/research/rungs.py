@@ -15,7 +15,7 @@ from jq.npu.facts import BACKEND_FORMATS, CHIPS
 from jq.pipeline import Calibrated, Result
 from jq.research.islands import price, work
 from jq.research.judging import Score
-from jq.research.widening import Wide, widened
+from jq.research.widening import FORMATS, Wide, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,33 +124,40 @@ def _has_exponents(climb: Climb) -> bool:
 
 
 def _islands(climb: Climb) -> QuantConfig | None:
-    """The best of those without added regions, with such."""
-    base = min((c for c in climb.plain if c.narrow > 0), key=lambda c: c.score.error, default=None)
+    """The best of those without added regions, with such: of those whose regions cost least, as more of these fit."""
+
+    def order(candidate: Candidate) -> tuple[float, float]:
+        form = FORMATS[_wide(climb.limits, candidate.config)]
+        return form.own + form.read, candidate.score.error
+
+    base = min((c for c in climb.plain if c.narrow > 0), key=order, default=None)
     return None if base is None else with_islands(climb, base, climb.limits.most * max(base.cost, 1.0))
 
 
 def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | None:
     """Return a candidate's config with the regions that lose most in a wide format, at most so costly; None for none."""
     limits, config = climb.limits, base.config.replace(finetune=None)
-    ready = climb.calibrated(config)
+    ready, wide = climb.calibrated(config), _wide(limits, config)
 
     def cost_of(config: QuantConfig) -> float:
         made = climb.calibrated(config)
         return work(made.graph, made.guarded.plan)[0]
 
-    wide = limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
     made = widened(config, ready, climb.losses(config, wide), wide, most, limits.islands, climb.labels, cost_of)
     return None if made is None else made.replace(finetune=base.config.finetune)
 
 
+def _wide(limits: Limits, config: QuantConfig) -> Wide:
+    """The format of a config's regions."""
+    return limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
+
+
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
-    widened = Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield _preset("XINT8")
     yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
-    yield widened
     yield _preset("A8W8", " per channel", per_channel=True)
-    yield dataclasses.replace(widened, name="its islands")
+    yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield _preset("A16W8")
     yield _preset("BF16")
     yield _tuned("bias")

@@ -299,6 +299,22 @@ def test_exponents_are_searched_behind_what_is_tuned() -> None:
     assert not rung.applies(climb_of(candidate("exact", 1.0, 0.0)))
 
 
+@pytest.mark.parametrize(
+    ("chip", "wide", "widened"), [("stx", None, "A8W8"), ("stx", "float", "XINT8"), ("phx", None, "XINT8")]
+)
+def test_islands_are_put_where_they_cost_least(chip: str, wide: Any, widened: str) -> None:
+    class BaseError(Exception):
+        pass
+
+    def calibrated(config: jq.QuantConfig) -> Any:
+        raise BaseError(next(name for name in ("XINT8", "A8W8") if jq.presets[name] == config))
+
+    tried = candidate("best", 1.0, 0.1), candidate("second", 1.0, 0.2, "A8W8"), candidate("third", 1.0, 0.3, "A8W8")
+    climb = Climb(Limits(chip, 1.15, 1, wide), calibrated, calibrated, best=tried[0], tried=tried)
+    with pytest.raises(BaseError, match=widened):
+        next(r for r in RUNGS if r.name == "islands").config(climb)
+
+
 def test_the_knee() -> None:
     line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
     assert [knee(part).rung for part in (line, line[:1], [line[0], line[2]])] == ["bend", "cheap", "cheap"]  # type: ignore[union-attr]

@@ -78,5 +78,7 @@ def test_losses_of_parts_are_shares_of_the_whole() -> None:
     losses = part_losses(ready_of(ASYMMETRIC), divergences(GRAPH), "float")
     assert all(loss >= 0 for loss in losses.values()) and any(name.startswith("weights of ") for name in losses)
     assert 0.3 < sum(losses.values()) < 3  # errors of single tensors nearly add up
-    narrower = part_losses(ready_of(ASYMMETRIC), divergences(GRAPH), "int16")  # whose regions round weights to 8 bits, too
+    narrower = part_losses(
+        ready_of(ASYMMETRIC), divergences(GRAPH), "int16"
+    )  # whose regions round weights to 8 bits, too
     assert {k: v for k, v in losses.items() if not k.startswith("weights of ")} == pytest.approx(narrower)
