@@ -99,6 +99,9 @@ def auto(
 
     with progress_bar("auto", len(rungs), "rungs") as advance:
         for rung in rungs:
+            if not rung.applies(climb):
+                advance(1)
+                continue
             if climb.tried and rung.name not in recorded and left() < _time_of(tried):
                 why = f"the time of {limit:g} s is up before {rung.name}"
                 break
@@ -194,10 +197,8 @@ class _Search:
     def step(
         self, rung: Rung, climb: Climb, known: Mapping[str, Any], book: Ledger, left: float
     ) -> tuple[tuple[Climb, Tried] | None, str]:
-        """One rung: the climb behind it and what came of it, None where it does not apply; and why the search ends here."""
+        """One rung: the climb behind it and what came of it, None where there is nothing new; and why the search ends here."""
         start = time.perf_counter()
-        if not rung.applies(climb):
-            return None, ""
         config = rung.config(climb)
         if config is None:
             return None, ""
