@@ -98,14 +98,18 @@ def _is_inexact(climb: Climb) -> bool:
     return climb.best is not None and climb.best.score.error > 0
 
 
-def _tuned(stage: str) -> Rung:
+def _is_untuned(climb: Climb) -> bool:
+    return _is_inexact(climb) and climb.best is not None and not climb.best.config.finetune
+
+
+def _tuned(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
     """The best with its layers tuned by a stage alone."""
 
     def config(climb: Climb) -> QuantConfig | None:
         assert climb.best is not None
         return climb.best.config.replace(finetune=stage)
 
-    return Rung(stage, _is_inexact, config)
+    return Rung(stage, applies, config)
 
 
 def _then(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
@@ -160,8 +164,8 @@ def ladder() -> Iterator[Rung]:
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield _preset("A16W8")
     yield _preset("BF16")
-    yield _tuned("bias")
     yield _tuned("adaround")
+    yield _tuned("bias", _is_untuned)  # of which AdaRound does more, in little more time
     yield _then("exponents", _has_exponents)
     yield _tuned("adaquant")
     yield _then("block")
