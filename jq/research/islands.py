@@ -31,7 +31,7 @@ def bits(grid: Format) -> float:
 
 
 def price(config: QuantConfig) -> float:
-    """What a network costs that is all in a config's own format, in units of 8 bits."""
+    """The cost of a network that is all in a config's own format, in units of 8 bits."""
     return bits(config.activation) * bits(config.weight) / 64
 
 
