@@ -40,8 +40,10 @@ def read_row(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidat
         return None
     try:
         known = Score(**row["score"])
-        score = dataclasses.replace(known, value=float(known.value), error=float(known.error))
+        ends = {k: None if (v := getattr(known, k)) is None else float(v) for k in ("low", "high")}
+        samples = None if known.samples is None else int(known.samples)
+        score = Score(float(known.value), **ends, samples=samples, error=float(known.error), holds=known.holds is True)
         cost, narrow, count, size, places = row["facts"]
         return Candidate(rung, config, score, float(cost), float(narrow), int(count), int(size), str(places), None)
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise DataError(f"the ledger's row of {rung!r} is damaged: {error}; give the name of a new file") from error

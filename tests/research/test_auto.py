@@ -25,6 +25,7 @@ from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
 from jq.research.judging import Judge, Score
 from jq.research.losses import divergences, parts_of
+from jq.research.recorded import read_row
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 
 MODEL = jq.zoo.path("fashion_resnet")
@@ -457,6 +458,20 @@ def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: 
     assert result.model.SerializeToString() == whole.model.SerializeToString()
     assert [(t.rung, t.outcome, t.score) for t in result.rungs] == [(t.rung, t.outcome, t.score) for t in whole.rungs]
     assert len(book.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("value", 10**400), ("low", []), ("high", "x"), ("samples", float("inf")), (2, float("nan")), (3, "x")],
+)
+def test_odd_numbers_in_a_ledger(place: str | int, value: Any) -> None:
+    score = {"value": 1.0, "low": None, "high": 2, "samples": 3, "error": 0.1, "holds": True}
+    row: dict[str, Any] = {"score": score, "facts": [1, 2, 3, 4, "x"]}
+    read = read_row(row, "XINT8", jq.presets["XINT8"])
+    assert read is not None and read.score.high == 2.0
+    (score if isinstance(place, str) else row["facts"])[place] = value
+    with pytest.raises(jq.DataError, match="damaged"):
+        read_row(row, "XINT8", jq.presets["XINT8"])
 
 
 @pytest.mark.parametrize(
