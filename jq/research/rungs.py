@@ -88,10 +88,23 @@ class Rung:
     config: Callable[[Climb], QuantConfig | None]  # None where there is nothing to change
 
 
+_QUICK: Mapping[str, Any] = {"bias_correction": "statistics"}  # fitting biases takes longer, and is a rung of its own
+_SYMMETRIC = presets["A8W8"].replace(per_channel=True, **_QUICK)
+
+
 def _preset(name: str, how: str = "", **options: Any) -> Rung:
-    """A preset, with biases corrected by what calibration measures: fitting them takes longer, and is a rung of its own."""
-    config = presets[name].replace(bias_correction="statistics", **options)
-    return Rung(name + how, lambda climb: name in climb.limits.formats, lambda climb: config)
+    config = presets[name].replace(**_QUICK, **options)
+    return Rung(name + how, _takes(name), lambda climb: config)
+
+
+def _takes(name: str) -> Callable[[Climb], bool]:
+    return lambda climb: name in climb.limits.formats
+
+
+def _symmetric(climb: Climb) -> QuantConfig:
+    """A8W8 with a scale for each channel of weights, equalized if that was better before."""
+    before = min((c for c in climb.plain if c.config.scale == "float"), key=lambda c: c.score.error, default=None)
+    return _SYMMETRIC if before is None else _SYMMETRIC.replace(cle=before.config.cle)
 
 
 def _is_inexact(climb: Climb) -> bool:
@@ -159,10 +172,13 @@ def _wide(limits: Limits, config: QuantConfig) -> Wide:
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
     yield _preset("XINT8")
-    yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
-    yield _preset("A8W8", " per channel", per_channel=True)
+    asymmetric = {"per_channel": True, "activation": UINT8, "symmetric": False, "method": "mse"}
+    yield _preset("A8W8", " asymmetric", **asymmetric)
+    # Equalized channels all reach as far as on the samples, so that where these are few, new ones are clipped.
+    yield _preset("A8W8", " asymmetric, not equalized", **asymmetric, cle=False)
+    yield Rung("A8W8 per channel", _takes("A8W8"), _symmetric)
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
-    yield _preset("A16W8")
+    yield _preset("A16W8", per_channel=True)
     yield _preset("BF16")
     yield _tuned("adaround")
     yield _tuned("bias", _is_untuned)  # of which AdaRound does more, in little more time

@@ -316,6 +316,15 @@ def test_islands_are_put_where_they_cost_least(chip: str, wide: Any, widened: st
         next(r for r in RUNGS if r.name == "islands").config(climb)
 
 
+def test_what_equalization_does_to_one_format_is_known_of_the_next() -> None:
+    rung = next(r for r in RUNGS if r.name == "A8W8 per channel")
+    one, other = (jq.presets["A8W8"].replace(cle=cle) for cle in (True, False))
+    for first, second in ((0.1, 0.2), (0.2, 0.1)):
+        climb = climb_of(candidate("equalized", 1.0, first, one), candidate("not", 1.0, second, other))
+        made = rung.config(climb)
+        assert made is not None and made.cle is (first < second) and made.per_channel
+
+
 def test_the_knee() -> None:
     line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
     assert [knee(part).rung for part in (line, line[:1], [line[0], line[2]])] == ["bend", "cheap", "cheap"]  # type: ignore[union-attr]
