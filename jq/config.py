@@ -192,8 +192,11 @@ class QuantConfig:
         True,
         "cross-layer equalization: True for minimum noise, nagel for equal ranges as in arXiv:1906.04721 (`jq.equalize`)",
     )
-    bias_correction: bool = field(
-        True, "correct biases for the mean shift that the rounding of weights and of short negative tails causes"
+    bias_correction: bool | Literal["statistics"] = field(
+        True,
+        "correct biases for the mean shift that the rounding of weights and of short negative tails causes: True also fits "
+        "them layer by layer, where the guard finds that means shift and the outputs gain by it; statistics goes by what "
+        "calibration measured alone, which takes no time",
     )
     constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on exponents to apply", among=CONSTRAINTS)
     guard: float | None = field(
@@ -342,7 +345,7 @@ class QuantConfig:
     def corrects_bias(self) -> bool:
         """Whether calibration measures what bias correction needs, and biases are corrected."""
         integers = isinstance(self.weight, Integer) and self.calibrates
-        return self.bias_correction and integers and not self.strict_quark
+        return bool(self.bias_correction) and integers and not self.strict_quark
 
     def of(self, node: Node) -> QuantConfig:
         """The options of one node: with the overrides of its type, and those of its name after them."""

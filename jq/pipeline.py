@@ -182,7 +182,7 @@ class Calibrated:
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)  # Clips that were, and what that loses
 
 
-# Equalized graphs and their statistics, and tuned params and plans, by all that they depend on but the data.
+# Equalized graphs and their statistics, planned models, and tuned params and plans, by all that they depend on but the data.
 Measured = MutableMapping[str, Any]
 # Options that only the plan, and what tunes it, depend on.
 _LATER = (
@@ -206,11 +206,21 @@ def calibrated(
     log.info("prepared: %d of %d nodes are left", len(graph.nodes), len(original.nodes))
     check_weights(graph, config)
     data = calibration_samples(data, graph.inputs, config.held_out, config.seed)
-    key = "" if measured is None else _identity(graph, config)
-    known, prepared = {} if measured is None else measured, graph
+    key, known = "" if measured is None else _identity(graph, config), {} if measured is None else measured
     if key not in known:
         known[key] = equalized_and_measured(graph, data, config, mesh, saved)
-    graph, stats = known[key]
+    planned = f"{key} {digest(config.to_dict())}"
+    if planned not in known:
+        equal, stats = known[key]
+        known[planned] = _planned(graph, equal, stats, data, config, mesh)
+    ready: Calibrated = known[planned]
+    return ready
+
+
+def _planned(
+    prepared: Graph, graph: Graph, stats: Stats | None, data: Any, config: QuantConfig, mesh: Mesh | None
+) -> Calibrated:
+    """A prepared model, equalized and calibrated, with its plan."""
     trim()
     made = guarded(graph, stats, config, data)
     fitted = fitted_bounds(graph, made.plan, config, data)

@@ -4,9 +4,9 @@
 
 AMD's agent ranks layers by the dynamic range of their activations, promotes the first one, quantizes and evaluates the
 whole model anew, and goes on: until the target holds, until PSNR gains less than 0.5 dB over three promotions, or at 30 %
-of the layers. Where the first two rules would stop it before it is as accurate as `jq.auto`, that is marked, and it goes
-on, so that the evaluations to the same accuracy can be compared. Both decide on the same samples, one in four, and start
-from the same config. The rows go to experiments/results/auto_by_range.jsonl.
+of the layers. Where these rules would stop it before it is as accurate as `jq.auto`, that is marked, and it goes on, until
+all layers are in float or the time is up, so that the evaluations to the same accuracy can be compared. Both decide on the
+same samples, one in four, and start from the same config. The rows go to experiments/results/auto_by_range.jsonl.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def promoted(
         took = time.perf_counter() - start
         levels.append(level)
         stale = len(levels) > _PATIENCE and levels[-1] - levels[-1 - _PATIENCE] < _GAIN
+        many = len(names) >= _SHARE * len(layers)
         yield {"layers": len(names), "value": score.value, "error": score.error, "islands": count, "cost": cost,
-               "in_8_bits": narrow, "seconds": took, "stops": score.holds or stale}  # fmt: skip
-        if score.error <= error or len(names) >= _SHARE * len(layers) or took > seconds:
+               "in_8_bits": narrow, "seconds": took, "stops": score.holds or stale or many}  # fmt: skip
+        if score.error <= error or len(names) == len(layers) or took > seconds:
             return
         names.append(layers[len(names)])
         changed = config.replace(exclude=(*config.exclude, *map(literal, names)))
@@ -73,7 +74,7 @@ def by_range(result: Result) -> list[str]:
 def peak(judge: Judge, result: Result) -> float:
     """The least PSNR of an output on the deciding samples."""
     run, levels = onnxruntime_reading(result.model), []
-    for sample, reference in zip(judge.samples, judge.reference, strict=True):
+    for sample, reference in zip(judge.deciding.samples, judge.deciding.reference, strict=True):
         outputs = run(sample)
         levels += [psnr(reference[k], outputs[k]) for k in reference if reference[k].dtype.kind == "f"]
     return min(levels)

@@ -8,7 +8,6 @@ and a table of what was tried. It ends when the goal holds with confidence, when
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import time
@@ -28,11 +27,13 @@ from jq.graph import Graph
 from jq.graph.read import ModelLike, load
 from jq.npu.facts import CHIPS
 from jq.pipeline import Calibrated, Measured, Result, calibrated, quantize
-from jq.research.goals import OWN, Evaluate, Goal, goal_of, samples_needed
-from jq.research.islands import apart, bits, islands, work
-from jq.research.judging import EvaluationError, Judge, Score
-from jq.research.ledger import Column, Ledger
+from jq.research.goals import OWN, Goal, goal_of, samples_needed
+from jq.research.islands import apart, islands, price, work
+from jq.research.judging import Judge, Score
+from jq.research.ledger import Ledger
+from jq.research.metrics import Evaluate, EvaluationError
 from jq.research.outcomes import AutoResult, Tried, shown
+from jq.research.recorded import COLUMNS, read_row, row_of, rows_of
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 from jq.research.widening import Wide, part_losses
 from jq.util.digest import digest
@@ -43,10 +44,6 @@ from jq.version import __version__
 _EVERY = 4  # samples, of which one decides
 _WRITING = 0.1  # of the time, for judging what was tuned last, and for writing
 _DECIBELS = 10.0  # of error that twice the bit operations must gain to be worth it
-_COLUMNS: Mapping[str, Column] = {
-    "hash": str, "rung": str, "config": str, "score": (dict, type(None)), "facts": (list, type(None)),
-    "seconds": (int, float), "outcome": str,
-}  # fmt: skip
 
 
 def auto(
@@ -73,9 +70,9 @@ def auto(
     number with a sign is relative to the float model. `budget` is a time: seconds, or text such as "5m".
 
     One sample in four of `data`, which is what `jq.quantize` takes, is held out for decisions; the others calibrate and tune.
-    A model may cost `max_cost` times the bit operations of 8 bits everywhere. Besides the regions that heads and the guard
-    leave in float, it may have `float_islands` regions in the `wide` format (None: int16 activations if scales are floats
-    and the chip has A16W8, otherwise float). `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
+    Besides the regions that heads and the guard leave in float, a model may have `float_islands` regions in the `wide` format
+    (None: int16 activations if scales are floats and the chip has A16W8, otherwise float), and with them cost `max_cost` times
+    the bit operations that it needs without. `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
     from it.
 
     >>> import jq
@@ -92,8 +89,8 @@ def auto(
     _check_limits(float_islands, max_cost)
     goal, evaluate = goal_of(target, evaluate)
     search = _Search.of(model, data, goal, evaluate, labels, Limits(chip, max_cost, float_islands, wide), seed)
-    book = Ledger.open(ledger, _COLUMNS)
-    known = _known(book, search.identity)
+    book = Ledger.open(ledger, COLUMNS)
+    known = rows_of(book, search.identity)
     spent, recorded = sum(row["seconds"] for row in known.values()), {row["rung"] for row in known.values()}
     climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
 
@@ -102,6 +99,9 @@ def auto(
 
     with progress_bar("auto", len(rungs), "rungs") as advance:
         for rung in rungs:
+            if not rung.applies(climb):
+                advance(1)
+                continue
             if climb.tried and rung.name not in recorded and left() < _time_of(tried):
                 why = f"the time of {limit:g} s is up before {rung.name}"
                 break
@@ -129,9 +129,9 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
 
 
 def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: the mean of those that made a model."""
+    """Seconds that the next rung is taken to need: the most of those that made a model, but for the first, which compiles."""
     made = [t.seconds for t in tried if t.score is not None]
-    return sum(made) / len(made) if made else 0.0
+    return max(made[1:] or made, default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ class _Search:
     seed: int
     identity: str  # of model, data, goal and limits
     measured: Measured
-    lost: dict[QuantConfig, Mapping[str, float]]  # by parts
+    lost: dict[tuple[QuantConfig, Wide], Mapping[str, float]]  # by parts
     warned: dict[QuantConfig, list[Warning | str]]  # of a candidate: repeated of the one that is chosen
 
     @classmethod
@@ -188,38 +188,35 @@ class _Search:
         own = config.replace(held_out=self.held_out, seed=self.seed)
         return calibrated(self.graph, self.data, own, measured=self.measured)
 
-    def losses(self, config: QuantConfig) -> Mapping[str, float]:
-        """The loss of each part of the model by a config, measured once."""
-        if config not in self.lost:
-            self.lost[config] = part_losses(self.calibrated(config), self.judge.measure)
-        return self.lost[config]
+    def losses(self, config: QuantConfig, wide: Wide) -> Mapping[str, float]:
+        """The loss of each part of the model by a config, as far as a wide format would mend it; measured once."""
+        if (config, wide) not in self.lost:
+            self.lost[config, wide] = part_losses(self.calibrated(config), self.judge.measure, wide)
+        return self.lost[config, wide]
 
     def step(
         self, rung: Rung, climb: Climb, known: Mapping[str, Any], book: Ledger, left: float
     ) -> tuple[tuple[Climb, Tried] | None, str]:
-        """One rung: the climb behind it and what came of it, None where it does not apply; and why the search ends here."""
+        """One rung: the climb behind it and what came of it, None where there is nothing new; and why the search ends here."""
         start = time.perf_counter()
-        if not rung.applies(climb):
-            return None, ""
         config = rung.config(climb)
         if config is None:
             return None, ""
         config = config.replace(held_out=self.held_out, seed=self.seed)
         if any(c.config == config for c in climb.tried):
             return None, ""
-        price = bits(config.activation) * bits(config.weight) / 64
-        if price > self.limits.most:
-            return (climb, Tried(rung.name, self._too_costly(price), 0.0, cost=price)), ""
+        if (cost := price(config)) > self.limits.most:
+            return (climb, Tried(rung.name, self._too_costly(cost, self.limits.most), 0.0, cost=cost)), ""
         key = f"{self.identity}{digest(rung.name, config.to_dict())[:12]}"
         if key in known:
             row = known[key]
-            candidate, outcome = _read(row, rung.name, config), row["outcome"]
+            candidate, outcome = read_row(row, rung.name, config), row["outcome"]
             took, ended = float(row["seconds"]), ""
         else:
             candidate, outcome, ended = self._made(rung.name, config, climb, left)
             took = time.perf_counter() - start
             if not ended:
-                book.append(_row(key, rung.name, config, candidate, outcome, took))
+                book.append(row_of(key, rung.name, config, candidate, outcome, took))
         if candidate is None:
             return (climb, Tried(rung.name, outcome, took)), ended
         tried = Tried(
@@ -264,21 +261,19 @@ class _Search:
         return result
 
     def _outcome(self, candidate: Candidate, climb: Climb) -> str:
-        limits, best = self.limits, climb.best
-        added = candidate.config.exclude or candidate.config.overrides  # else it is what heads and the guard leave
-        if added and candidate.cost > limits.most * (1 + 1e-9):
-            return self._too_costly(candidate.cost)
+        best, (cost, count) = climb.best, climb.most
+        if not candidate.is_plain and candidate.cost > cost * (1 + 1e-9):
+            return self._too_costly(candidate.cost, cost)
         if best is None:
             return "kept"
-        base = max((c.islands for c in climb.tried if not (c.config.exclude or c.config.overrides)), default=0)
-        if added and candidate.islands > base + limits.islands:
-            return f"too many islands: {candidate.islands}, the limit is {base + limits.islands}"
+        if not candidate.is_plain and candidate.islands > count:
+            return f"too many islands: {candidate.islands}, the limit is {count}"
         score = candidate.score
         better = score.error < best.score.error or (score.holds and not best.score.holds)
         return "kept" if better else "no better"
 
-    def _too_costly(self, cost: float) -> str:
-        return f"too costly: {cost:.2f}, the limit is {self.limits.most:g}"
+    def _too_costly(self, cost: float, most: float) -> str:
+        return f"too costly: {cost:.2f}, the limit is {most:.3g}"
 
     def _forecast(self, result: Result) -> str:
         try:
@@ -307,9 +302,9 @@ class _Search:
     def _in_the_way(self, chosen: Candidate, result: Result, tried: Sequence[Tried]) -> str:
         goal, parts = self.judge.goal, [f"best found: {chosen.rung}, {shown(chosen.score)}"]
         needed = samples_needed(goal)
-        if needed is not None and needed > len(self.judge.samples):
+        if needed is not None and needed > len(self.judge.deciding.samples):
             parts.append(
-                f"{len(self.judge.samples)} deciding samples cannot show {goal}: that takes {needed}, "
+                f"{len(self.judge.deciding.samples)} deciding samples cannot show {goal}: that takes {needed}, "
                 f"so {needed * self.held_out} in all"
             )
         worst = [r for r in result.report.rows if r.sqnr is not None and r.kind == "activation"][:2]
@@ -346,34 +341,3 @@ def _labels(
             f"labels are {values.dtype}{list(values.shape)}; expected one whole number for each of {count} samples"
         )
     return values[[i for i in range(count) if decides(i, every)]].astype(np.int64)
-
-
-# --- Rows of the ledger ---
-
-
-def _known(book: Ledger, identity: str) -> dict[str, Mapping[str, Any]]:
-    """The rows of this search by their hash; those of others are left alone."""
-    return {row["hash"]: row for row in book.rows if row["hash"].startswith(identity)}
-
-
-def _row(key: str, rung: str, config: QuantConfig, c: Candidate | None, outcome: str, took: float) -> dict[str, Any]:
-    score = None if c is None else dataclasses.asdict(c.score)
-    facts = None if c is None else [c.cost, c.narrow, c.islands, c.size, c.forecast]
-    return {
-        "hash": key, "rung": rung, "config": json.dumps(config.to_dict()), "score": score, "facts": facts,
-        "seconds": took, "outcome": outcome,
-    }  # fmt: skip
-
-
-def _read(row: Mapping[str, Any], rung: str, config: QuantConfig) -> Candidate | None:
-    if row["score"] is None:
-        return None
-    try:
-        known = Score(**row["score"])
-        ends = {k: None if (v := getattr(known, k)) is None else float(v) for k in ("low", "high")}
-        samples = None if known.samples is None else int(known.samples)
-        score = Score(float(known.value), **ends, samples=samples, error=float(known.error), holds=known.holds is True)
-        cost, narrow, count, size, places = row["facts"]
-        return Candidate(rung, config, score, float(cost), float(narrow), int(count), int(size), str(places), None)
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise DataError(f"the ledger's row of {rung!r} is damaged: {error}; give the name of a new file") from error

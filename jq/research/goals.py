@@ -6,17 +6,13 @@ import dataclasses
 import importlib.util
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jq.errors import ConfigError
 from jq.research.intervals import TRUST
+from jq.research.metrics import METRICS, Evaluate
 
-METRICS = ("top1", "agreement", "kl", "sqnr")
 OWN = "evaluate"  # the metric of a function of the user's
-
-Evaluate = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Goal:
     @property
     def higher(self) -> bool:
         """Whether more is better."""
-        return self.metric != "kl"
+        return self.metric == OWN or METRICS[self.metric].higher
 
     def __str__(self) -> str:
         """The goal in words."""
@@ -72,7 +68,7 @@ def goal_of(target: str | float | None, evaluate: Evaluate | None) -> tuple[Goal
         raise ConfigError(f"target {target!r} needs {known}; got {name or 'a number alone'!r}")
     if name == "kl" and (bound < 0 or relative):
         raise ConfigError(f"target {target!r}: a KL divergence is from the float network, and needs a bound above 0")
-    return Goal(name, bound, relative and name == "top1"), None
+    return Goal(name, bound, relative and not METRICS[name].compares), None
 
 
 def _function_of(text: str) -> Evaluate:
@@ -98,7 +94,7 @@ def samples_needed(goal: Goal) -> int | None:
     >>> samples_needed(Goal("agreement", 98.0)), samples_needed(Goal("top1", -0.5, True))
     (149, 598)
     """
-    if goal.bound is None or goal.metric not in ("agreement", "top1"):
+    if goal.bound is None or goal.metric == OWN or not METRICS[goal.metric].shares:
         return None
     share = 1 + goal.bound / 100 if goal.relative else goal.bound / 100
     return math.ceil(math.log(1 - TRUST) / math.log(share)) if 0 < share < 1 else None

@@ -30,6 +30,11 @@ def bits(grid: Format) -> float:
     return 8.0 * grid.dtype.itemsize if isinstance(grid, Float) else float(grid.bits)
 
 
+def price(config: QuantConfig) -> float:
+    """The cost of a network that is all in a config's own format, in units of 8 bits."""
+    return bits(config.activation) * bits(config.weight) / 64
+
+
 def products(graph: Graph, node: Node, axes: Mapping[str, int]) -> float:
     """The products of weights of a node for one sample; `axes` are those of the weights' output channels."""
     total = 0.0

@@ -13,9 +13,9 @@ from jq.arithmetic.formats import UINT8
 from jq.config import QuantConfig, presets
 from jq.npu.facts import BACKEND_FORMATS, CHIPS
 from jq.pipeline import Calibrated, Result
-from jq.research.islands import work
+from jq.research.islands import price, work
 from jq.research.judging import Score
-from jq.research.widening import Wide, widened
+from jq.research.widening import FORMATS, Wide, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Limits:
     """The chip, and how much more than 8 bits everywhere a model may cost on it."""
 
     chip: str
-    most: float  # bit operations, in units of those of 8 bits
+    most: float  # bit operations, in units of those without what rungs widen
     islands: int  # that a rung may add
     wide: Wide | None  # what they are in; None: 16 bits where scales are floats and the chip has that, else float
 
@@ -48,6 +48,11 @@ class Candidate:
     forecast: str  # of the places
     result: Result | None  # None where a ledger told of it
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is wide but what heads and the guard leave so."""
+        return not (self.config.exclude or self.config.overrides)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Climb:
@@ -55,10 +60,23 @@ class Climb:
 
     limits: Limits
     calibrated: Callable[[QuantConfig], Calibrated]  # the model by a config, before anything is tuned
-    losses: Callable[[QuantConfig], Mapping[str, float]]  # its `part_losses`; each config is measured once
+    losses: Callable[[QuantConfig, Wide], Mapping[str, float]]  # its `part_losses`, measured once
     labels: frozenset[str] = frozenset()  # of the model's own nodes, which a config can name
     best: Candidate | None = None
     tried: tuple[Candidate, ...] = ()  # and within the limits
+
+    @property
+    def plain(self) -> tuple[Candidate, ...]:
+        """Those without regions that a rung added: to them a cost and a number of regions are limits of what is added."""
+        return tuple(c for c in self.tried if c.is_plain)
+
+    @property
+    def most(self) -> tuple[float, int]:
+        """The most that a model may cost, and the most regions that it may have."""
+        left = max(
+            (c.cost / price(c.config) for c in self.plain), default=1.0
+        )  # by what heads and the guard leave wide
+        return self.limits.most * max(left, 1.0), self.limits.islands + max((c.islands for c in self.plain), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,62 +88,103 @@ class Rung:
     config: Callable[[Climb], QuantConfig | None]  # None where there is nothing to change
 
 
+_QUICK: Mapping[str, Any] = {"bias_correction": "statistics"}  # fitting biases takes longer, and is a rung of its own
+_SYMMETRIC = presets["A8W8"].replace(per_channel=True, **_QUICK)
+
+
 def _preset(name: str, how: str = "", **options: Any) -> Rung:
-    config = presets[name].replace(**options)
-    return Rung(name + how, lambda climb: name in climb.limits.formats, lambda climb: config)
+    config = presets[name].replace(**_QUICK, **options)
+    return Rung(name + how, _takes(name), lambda climb: config)
+
+
+def _takes(name: str) -> Callable[[Climb], bool]:
+    return lambda climb: name in climb.limits.formats
+
+
+def _symmetric(climb: Climb) -> QuantConfig:
+    """A8W8 with a scale for each channel of weights, equalized if that was better before."""
+    before = min((c for c in climb.plain if c.config.scale == "float"), key=lambda c: c.score.error, default=None)
+    return _SYMMETRIC if before is None else _SYMMETRIC.replace(cle=before.config.cle)
 
 
 def _is_inexact(climb: Climb) -> bool:
     return climb.best is not None and climb.best.score.error > 0
 
 
-def _tuned(stage: str) -> Rung:
+def _is_untuned(climb: Climb) -> bool:
+    return _is_inexact(climb) and climb.best is not None and not climb.best.config.finetune
+
+
+def _tuned(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
+    """The best with its layers tuned by a stage alone."""
+
     def config(climb: Climb) -> QuantConfig | None:
         assert climb.best is not None
         return climb.best.config.replace(finetune=stage)
 
-    return Rung(stage, _is_inexact, config)
+    return Rung(stage, applies, config)
 
 
-def _then_blocks(climb: Climb) -> QuantConfig | None:
-    """The best with its blocks tuned, after its layers if that was better."""
-    assert climb.best is not None
-    stages = (*climb.best.config.stages, "block")
-    return climb.best.config.replace(finetune="+".join(stages))
+def _then(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
+    """The best with a stage behind those that it has, and behind fitted biases if it has none."""
+
+    def config(climb: Climb) -> QuantConfig | None:
+        assert climb.best is not None
+        stages = climb.best.config.stages or ("bias",)
+        return climb.best.config.replace(finetune="+".join((*stages, stage)))
+
+    return Rung(stage, applies, config)
+
+
+def _has_exponents(climb: Climb) -> bool:
+    return _is_inexact(climb) and climb.best is not None and climb.best.config.scale == "power_of_two"
 
 
 def _islands(climb: Climb) -> QuantConfig | None:
-    """The best that may cost more, with islands."""
-    inside = [c for c in climb.tried if c.cost < climb.limits.most and c.narrow > 0]
-    base = min(inside, key=lambda c: c.score.error, default=None)
-    return None if base is None else with_islands(climb, base, climb.limits.most)
+    """The best of those without added regions, with such: of those whose regions cost least, as more of these fit."""
+
+    def order(candidate: Candidate) -> tuple[float, float]:
+        form = FORMATS[_wide(climb.limits, candidate.config)]
+        return form.own + form.read, candidate.score.error
+
+    base = min((c for c in climb.plain if c.narrow > 0), key=order, default=None)
+    return None if base is None else with_islands(climb, base, climb.limits.most * max(base.cost, 1.0))
 
 
 def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | None:
     """Return a candidate's config with the regions that lose most in a wide format, at most so costly; None for none."""
     limits, config = climb.limits, base.config.replace(finetune=None)
-    ready = climb.calibrated(config)
+    ready, wide = climb.calibrated(config), _wide(limits, config)
 
     def cost_of(config: QuantConfig) -> float:
         made = climb.calibrated(config)
         return work(made.graph, made.guarded.plan)[0]
 
-    wide = limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
-    made = widened(config, ready, climb.losses(config), wide, most, limits.islands, climb.labels, cost_of)
+    made = widened(config, ready, climb.losses(config, wide), wide, most, limits.islands, climb.labels, cost_of)
     return None if made is None else made.replace(finetune=base.config.finetune)
+
+
+def _wide(limits: Limits, config: QuantConfig) -> Wide:
+    """The format of a config's regions."""
+    return limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
 
 
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
     yield _preset("XINT8")
-    yield _preset("A8W8", " asymmetric", per_channel=True, activation=UINT8, symmetric=False, method="mse")
+    asymmetric = {"per_channel": True, "activation": UINT8, "symmetric": False, "method": "mse"}
+    yield _preset("A8W8", " asymmetric", **asymmetric)
+    # Equalized channels all reach as far as on the samples, so that where these are few, new ones are clipped.
+    yield _preset("A8W8", " asymmetric, not equalized", **asymmetric, cle=False)
+    yield Rung("A8W8 per channel", _takes("A8W8"), _symmetric)
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
-    yield _preset("A8W8", " per channel", per_channel=True)
-    yield _preset("A16W8")
+    yield _preset("A16W8", per_channel=True)
     yield _preset("BF16")
     yield _tuned("adaround")
-    yield Rung("block", _is_inexact, _then_blocks)
+    yield _tuned("bias", _is_untuned)  # of which AdaRound does more, in little more time
+    yield _then("exponents", _has_exponents)
     yield _tuned("adaquant")
+    yield _then("block")
 
 
 RUNGS: Sequence[Rung] = tuple(ladder())

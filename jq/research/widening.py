@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +24,8 @@ from jq.research.losses import Measure
 from jq.research.sensitivities import group_losses
 
 Wide = Literal["float", "bf16", "int16"]
-_LOOKED = 4  # samples on which losses are measured
+_LOOKED = 2, 4  # samples on which losses are measured, at least and at most
+_ELEMENTS = 1 << 19  # of their inputs, which are enough: large images have many places each
 _ROUNDS = 4  # of choosing, with less room where the model is too costly
 
 
@@ -62,8 +64,9 @@ class Fused:
         return {k for n in self.nodes for k in n.reads()} - {o for n in self.nodes for o in n.outputs}
 
 
-def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
-    """Return what rounding each part's results, and its weights ("weights of ..."), loses at the outputs, alone.
+def part_losses(ready: Calibrated, measure: Measure, wide: Wide) -> dict[str, float]:
+    """Return what rounding each part's results loses at the outputs, alone; and its weights ("weights of ..."), if a region in
+    the wide format would not round these.
 
     Each is a share of what the whole plan loses there, added up over the parts of the outputs that `measure` tells apart.
     """
@@ -73,10 +76,14 @@ def part_losses(ready: Calibrated, measure: Measure) -> dict[str, float]:
     for part in fused(ready.graph, ready.guarded.plan.nodes):
         results = {o for n in part.nodes for o in n.outputs} | part.entries
         groups[part.output] = frozenset(results & plan.activations.keys())
-        groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
+        if FORMATS[wide].weights:
+            groups[_weights_of(part)] = frozenset(part.reads() & plan.weights.keys())
     groups = {name: tensors for name, tensors in groups.items() if tensors}
-    source = open_source(ready.data, graph.inputs, seed=ready.guarded.config.seed).limited(_LOOKED)
-    each, whole = group_losses(graph, None, plan, groups, source, lambda _: measure)
+    source = open_source(ready.data, graph.inputs, seed=ready.guarded.config.seed)
+    least, most = _LOOKED
+    enough = math.ceil(_ELEMENTS / sum(np.size(value) for value in source.head.values()))
+    looked = source.limited(min(max(enough, least), most))
+    each, whole = group_losses(graph, None, plan, groups, looked, lambda _: measure)
     return {
         name: sum(float(v.mean()) / whole[k] for k, v in losses.items() if whole[k] > 0)
         for name, losses in each.items()

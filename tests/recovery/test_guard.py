@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jq
+from jq.pipeline import calibrated
 from jq.plan.planning import plan_and_moves
 
 
@@ -161,3 +162,15 @@ def test_a_checked_model_comes_out():
     model, data = two_ranges(1000, rng), rng.standard_normal((8, 3, 8, 8)).astype(np.float32)
     with pytest.warns(UserWarning, match="guard"):
         onnx.checker.check_model(jq.quantize(model, data, "XINT8").model, full_check=True)
+
+
+def test_biases_are_fitted_unless_statistics_are_to_do() -> None:
+    images = jq.zoo.calibration_set()[0][:8]
+    config = jq.presets["XINT8"].replace(guard=30.0)  # a bound that means do not reach
+
+    def proposed(config: jq.QuantConfig) -> object:
+        graph = jq.load(jq.zoo.path("fashion_resnet"))
+        return calibrated(graph, images, config).guarded.shift
+
+    assert proposed(config) is not None
+    assert proposed(config.replace(bias_correction="statistics")) is None

@@ -19,13 +19,14 @@ import jq
 from jq.cli import main
 from jq.config_file import read_config
 from jq.readings.runtime import onnxruntime_reading
-from jq.research.climbing import _read, knee
+from jq.research.climbing import knee
 from jq.research.goals import Goal, goal_of, samples_needed
 from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
 from jq.research.judging import Judge, Score
 from jq.research.losses import divergences, parts_of
-from jq.research.rungs import RUNGS, Candidate, Rung
+from jq.research.recorded import read_row
+from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 from tests.short import short_resnet
 
 MODEL = short_resnet()
@@ -263,11 +264,69 @@ def test_a_rung_of_ones_own(data: tuple[np.ndarray, np.ndarray]) -> None:
     assert [t.rung for t in result.rungs] == ["XINT8", "coarse"]
 
 
-def test_the_knee() -> None:
-    def candidate(name: str, cost: float, error: float) -> Candidate:
-        score = Score(0.0, None, None, None, error, False)
-        return Candidate(name, jq.presets["XINT8"], score, cost, 1.0, 0, 1, "", None)
+def candidate(
+    name: str, cost: float, error: float, config: jq.QuantConfig | str = "XINT8", count: int = 0
+) -> Candidate:
+    score = Score(0.0, None, None, None, error, False)
+    config = jq.presets[config] if isinstance(config, str) else config
+    return Candidate(name, config, score, cost, 1.0, count, 1, "", None)
 
+
+def climb_of(*tried: Candidate) -> Climb:
+    def none(*_: Any) -> Any:
+        raise AssertionError("nothing has to be calibrated")
+
+    best = min(tried, key=lambda c: c.score.error, default=None)
+    return Climb(Limits("stx", 1.15, 1, None), none, none, best=best, tried=tried)
+
+
+def test_limits_are_beside_what_heads_and_the_guard_leave() -> None:
+    wide = jq.presets["XINT8"].replace(exclude=("a",))
+    assert climb_of().most == (1.15, 1) and climb_of(candidate("plain", 1.0, 0.1)).most == (1.15, 1)
+    climb = climb_of(candidate("guarded", 1.2, 0.1, count=2), candidate("wide", 1.3, 0.05, wide, 5))
+    assert climb_of(candidate("16 bits", 2.0, 0.1, "A16W8")).most == (1.15, 1)
+    assert climb.most == (pytest.approx(1.38), 3) and [c.rung for c in climb.plain] == ["guarded"]
+
+
+def test_exponents_are_searched_behind_what_is_tuned() -> None:
+    rung = next(r for r in RUNGS if r.name == "exponents")
+
+    def stages(config: jq.QuantConfig | str) -> str | None:
+        climb = climb_of(candidate("best", 1.0, 0.1, config))
+        made = rung.config(climb) if rung.applies(climb) else None
+        return None if made is None else made.finetune
+
+    assert stages("XINT8_ADAROUND") == "adaround+exponents" and stages("XINT8") == "bias+exponents"
+    assert stages("A8W8_ADAROUND") is None  # whose scales are no powers of two
+    assert not rung.applies(climb_of(candidate("exact", 1.0, 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("chip", "wide", "widened"), [("stx", None, "A8W8"), ("stx", "float", "XINT8"), ("phx", None, "XINT8")]
+)
+def test_islands_are_put_where_they_cost_least(chip: str, wide: Any, widened: str) -> None:
+    class BaseError(Exception):
+        pass
+
+    def calibrated(config: jq.QuantConfig) -> Any:
+        raise BaseError(next(name for name in ("XINT8", "A8W8") if jq.presets[name] == config))
+
+    tried = candidate("best", 1.0, 0.1), candidate("second", 1.0, 0.2, "A8W8"), candidate("third", 1.0, 0.3, "A8W8")
+    climb = Climb(Limits(chip, 1.15, 1, wide), calibrated, calibrated, best=tried[0], tried=tried)
+    with pytest.raises(BaseError, match=widened):
+        next(r for r in RUNGS if r.name == "islands").config(climb)
+
+
+def test_what_equalization_does_to_one_format_is_known_of_the_next() -> None:
+    rung = next(r for r in RUNGS if r.name == "A8W8 per channel")
+    one, other = (jq.presets["A8W8"].replace(cle=cle) for cle in (True, False))
+    for first, second in ((0.1, 0.2), (0.2, 0.1)):
+        climb = climb_of(candidate("equalized", 1.0, first, one), candidate("not", 1.0, second, other))
+        made = rung.config(climb)
+        assert made is not None and made.cle is (first < second) and made.per_channel
+
+
+def test_the_knee() -> None:
     line = [candidate("cheap", 1.0, 0.1), candidate("bend", 1.1, 0.05), candidate("costly", 2.0, 0.04)]
     assert [knee(part).rung for part in (line, line[:1], [line[0], line[2]])] == ["bend", "cheap", "cheap"]  # type: ignore[union-attr]
     assert knee([]) is None
@@ -298,7 +357,7 @@ def test_boxes_and_scores_are_judged_apart(transposed: bool) -> None:
         "scores": rng.normal(0, 3, (1, 3, 9)).astype(np.float32),
     }
     judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
-    y = judge.reference[0]["y"]
+    y = judge.deciding.reference[0]["y"]
     scores, boxes = np.zeros_like(y), np.full_like(y, 1.1)  # an eighth for each score, then boxes a tenth too large
     index = (slice(None), slice(None), slice(4, None)) if transposed else (slice(None), slice(4, None))
     scores[index], boxes[index] = 0.125, 1.0
@@ -316,7 +375,7 @@ def test_boxes_count_where_something_is() -> None:
     sample = {"boxes": np.full((1, 4, 9), 10, np.float32), "scores": np.full((1, 3, 9), -30, np.float32)}
     sample["scores"][0, 1, 5] = 3
     judge = Judge.of(Goal("sqnr"), graph, [sample], None, None)
-    y = judge.reference[0]["y"]
+    y = judge.deciding.reference[0]["y"]
     there, elsewhere = y.copy(), y.copy()
     there[:, :4, 5], elsewhere[:, :4, 3] = 11, 11
     errors = [float(divergences(graph)({"y": y}, {"y": v})["b"]) for v in (there, elsewhere)]
@@ -342,6 +401,20 @@ def test_functions_of_outputs_and_of_the_model(data: tuple[np.ndarray, np.ndarra
 
     result = jq.auto(MODEL, data[0], evaluate=nodes, target="-1000", rungs=CHEAP[:1])
     assert result.reached and result.rungs[0].score.value == -len(result.model.graph.node)  # type: ignore[union-attr]
+
+
+def test_a_drop_is_judged_sample_by_sample(data: tuple[np.ndarray, np.ndarray]) -> None:
+    drops = iter([0.0, 0.1])  # of the float network, and of XINT8
+
+    def evaluate(outputs: dict[str, np.ndarray]) -> np.ndarray:
+        return 10.0 * np.arange(len(outputs["logits"])) - next(drops)
+
+    result = jq.auto(MODEL, data[0], target="-0.5", evaluate=evaluate, rungs=CHEAP[:1])
+    score = result.rungs[0].score
+    assert result.reached and result.whole == 25 and score is not None
+    assert score.low is not None and score.low < 15  # samples differ by more than what is asked
+    drops = iter([0.0, 0.9])
+    assert not jq.auto(MODEL, data[0], target="-0.5", evaluate=evaluate, rungs=CHEAP[:1]).reached
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "raise", []])
@@ -404,10 +477,11 @@ def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: 
 def test_odd_numbers_in_a_ledger(place: str | int, value: Any) -> None:
     score = {"value": 1.0, "low": None, "high": 2, "samples": 3, "error": 0.1, "holds": True}
     row: dict[str, Any] = {"score": score, "facts": [1, 2, 3, 4, "x"]}
-    assert _read(row, "XINT8", jq.presets["XINT8"]).score.high == 2.0
+    read = read_row(row, "XINT8", jq.presets["XINT8"])
+    assert read is not None and read.score.high == 2.0
     (score if isinstance(place, str) else row["facts"])[place] = value
     with pytest.raises(jq.DataError, match="damaged"):
-        _read(row, "XINT8", jq.presets["XINT8"])
+        read_row(row, "XINT8", jq.presets["XINT8"])
 
 
 @pytest.mark.parametrize(

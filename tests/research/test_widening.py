@@ -47,7 +47,7 @@ def regions_of(ready: Calibrated, config: jq.QuantConfig) -> int:
 def test_what_is_widened_stays_within_its_bounds_and_gains(preset: str, wide: Wide) -> None:
     config = ASYMMETRIC if preset == "asymmetric" else jq.presets[preset]
     ready, named = ready_of(config), frozenset(n.label for n in GRAPH.nodes)
-    losses = part_losses(ready, divergences(GRAPH))
+    losses = part_losses(ready, divergences(GRAPH), wide)
     made = widened(config, ready, losses, wide, 1.5, 1, named, cost_of)
     assert made is not None
     after = ready_of(made)
@@ -59,7 +59,7 @@ def test_what_is_widened_stays_within_its_bounds_and_gains(preset: str, wide: Wi
 
 def test_no_room_and_nothing_that_can_be_named() -> None:
     ready, named = ready_of(ASYMMETRIC), frozenset(n.label for n in GRAPH.nodes)
-    losses = part_losses(ready, divergences(GRAPH))
+    losses = part_losses(ready, divergences(GRAPH), "int16")
     assert widened(ASYMMETRIC, ready, losses, "int16", 1.0, 1, named, cost_of) is None
     assert widened(ASYMMETRIC, ready, losses, "int16", 1.5, 1, frozenset(), cost_of) is None
 
@@ -75,6 +75,10 @@ def test_a_layer_is_apart_with_the_activation_that_takes_its_result() -> None:
 
 
 def test_losses_of_parts_are_shares_of_the_whole() -> None:
-    losses = part_losses(ready_of(ASYMMETRIC), divergences(GRAPH))
+    losses = part_losses(ready_of(ASYMMETRIC), divergences(GRAPH), "float")
     assert all(loss >= 0 for loss in losses.values()) and any(name.startswith("weights of ") for name in losses)
     assert 0.3 < sum(losses.values()) < 3  # errors of single tensors nearly add up
+    narrower = part_losses(
+        ready_of(ASYMMETRIC), divergences(GRAPH), "int16"
+    )  # whose regions round weights to 8 bits, too
+    assert {k: v for k, v in losses.items() if not k.startswith("weights of ")} == pytest.approx(narrower)
