@@ -360,9 +360,13 @@ def cast_like(x: Array, target_type: Array, *, saturate: int = 1, round_mode: st
     return _cast(x, np.dtype(target_type.dtype), bool(saturate), round_mode, ctx.opset)
 
 
-@op("BitCast", layout="same")
+@op("BitCast", host=True, layout="same")
 def bit_cast(x: Array, *, to: int) -> Array:
-    dtype = jax.dtypes.canonicalize_dtype(helper.tensor_dtype_to_np_dtype(to))
-    if x.dtype == np.bool_ or dtype == np.bool_:
-        return x.astype(dtype)
-    return _bitcast(x, dtype)
+    wide = np.dtype(helper.tensor_dtype_to_np_dtype(to))
+    if np.bool_ in (x.dtype, wide):
+        return x.astype(wide)
+    if isinstance(x, np.ndarray) and x.dtype.itemsize == wide.itemsize:
+        return x.view(wide)
+    if x.dtype.itemsize < wide.itemsize == 8 and x.dtype.kind != wide.kind:  # numbers of 64 bits that have 32 here
+        raise UnsupportedOp(f"BitCast to {wide} of a tensor that is not constant; use types of 32 bits")
+    return _bitcast(x, jax.dtypes.canonicalize_dtype(wide))
