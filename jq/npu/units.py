@@ -184,10 +184,10 @@ def _quantizers(
     readers: dict[Node, dict[int, None]] = {}
     for node in filter(is_quantizer, reversed(graph.nodes)):
         direct = [reader for o in node.outputs for reader in graph.consumers.get(o, ())]
-        found = dict.fromkeys(of_node[reader] for reader in direct if reader in of_node)
+        near = dict.fromkeys(of_node[reader] for reader in direct if reader in of_node)
         for reader in reversed(direct):
-            found |= readers.get(reader, {})
-        readers[node] = found
+            near |= readers.get(reader, {})
+        readers[node] = near
     units = {}
     for node in filter(is_quantizer, graph.nodes):
         origin = origins.get(node.outputs[0])
