@@ -103,7 +103,9 @@ def _tables() -> dict[str, bytes]:
             for name in ("one", "two\nlines"):
                 ledger.append({**row, "config": name})
             found[f"ledger{suffix}"] = Path(f"{folder}/ledger{suffix}").read_bytes()
-    search = {"hash": "a", "rung": "XINT8", "config": "{}", "score": None, "facts": None, "seconds": 0.5, "outcome": ""}
+    score = {"value": 20.0, "low": 18.5, "high": None, "samples": 16, "error": 0.1, "holds": True}
+    search = {"hash": "a", "rung": "XINT8", "config": "{}", "score": score, "facts": [1.0, 0.5, 0, 1000, ""]}
+    search |= {"seconds": 0.5, "outcome": "kept"}
     return {**found, "search.jsonl": json.dumps(search).encode() + b"\n"}
 
 

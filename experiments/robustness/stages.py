@@ -325,10 +325,12 @@ def _ledger(path: Path) -> object:
 
 @_quiet
 def _search(path: Path) -> object:
-    from jq.research import climbing
+    import jq
     from jq.research.ledger import Ledger
+    from jq.research.recorded import COLUMNS, read_row, rows_of
 
-    return len(climbing._known(Ledger.open(path, climbing._COLUMNS), ""))
+    rows = rows_of(Ledger.open(path, COLUMNS), "").values()
+    return len([read_row(row, str(row["rung"]), jq.presets["XINT8"]) for row in rows])
 
 
 def tuned_before(path: Path) -> Any:
