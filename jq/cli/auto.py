@@ -62,7 +62,7 @@ def auto(
         ),
     ] = None,
     max_cost: Annotated[
-        float, typer.Option(help="The most bit operations of a model, relative to the same without added regions.")
+        float, typer.Option(help="The most bit operations of a model, relative to 8 bits everywhere.")
     ] = 1.15,
     ledger: Annotated[
         Path | None,

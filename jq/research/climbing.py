@@ -71,9 +71,9 @@ def auto(
 
     One sample in four of `data`, which is what `jq.quantize` takes, is held out for decisions; the others calibrate and tune.
     Besides the regions that heads and the guard leave in float, a model may have `float_islands` regions in the `wide` format
-    (None: int16 activations if scales are floats and the chip has A16W8, otherwise float), and with them cost `max_cost` times
-    the bit operations that it needs without. `ledger`, a .jsonl file, records what was tried: an interrupted search resumes
-    from it.
+    (None: int16 activations if scales are floats and the chip has A16W8, otherwise float). It may cost `max_cost` times the bit
+    operations of 8 bits everywhere, or of itself without these regions, where that is above `max_cost` already. `ledger`, a
+    .jsonl file, records what was tried: an interrupted search resumes from it.
 
     >>> import jq
     >>> images, labels = jq.zoo.calibration_set()

@@ -23,7 +23,7 @@ class Limits:
     """The chip, and how much more than 8 bits everywhere a model may cost on it."""
 
     chip: str
-    most: float  # bit operations, in units of those without what rungs widen
+    most: float  # bit operations, in units of those of 8 bits; of what heads and the guard leave, where that is more
     islands: int  # that a rung may add
     wide: Wide | None  # what they are in; None: 16 bits where scales are floats and the chip has that, else float
 
@@ -32,6 +32,10 @@ class Limits:
         """The presets that the chip's default backend takes."""
         device = CHIPS[self.chip]
         return (*BACKEND_FORMATS[device.backends[0]], *(("BF16",) if device.bfloat16 else ()))
+
+    def beside(self, left: float) -> float:
+        """The most that a model may cost, if it costs this much by what heads and the guard leave in float alone."""
+        return self.most if left < self.most else self.most * left
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +80,7 @@ class Climb:
         left = max(
             (c.cost / price(c.config) for c in self.plain), default=1.0
         )  # by what heads and the guard leave wide
-        return self.limits.most * max(left, 1.0), self.limits.islands + max((c.islands for c in self.plain), default=0)
+        return self.limits.beside(left), self.limits.islands + max((c.islands for c in self.plain), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +152,7 @@ def _islands(climb: Climb) -> QuantConfig | None:
         return form.own + form.read, candidate.score.error
 
     base = min((c for c in climb.plain if c.narrow > 0), key=order, default=None)
-    return None if base is None else with_islands(climb, base, climb.limits.most * max(base.cost, 1.0))
+    return None if base is None else with_islands(climb, base, climb.limits.beside(base.cost))
 
 
 def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | None:

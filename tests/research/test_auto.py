@@ -286,6 +286,7 @@ def test_limits_are_beside_what_heads_and_the_guard_leave() -> None:
     assert climb_of().most == (1.15, 1) and climb_of(candidate("plain", 1.0, 0.1)).most == (1.15, 1)
     climb = climb_of(candidate("guarded", 1.2, 0.1, count=2), candidate("wide", 1.3, 0.05, wide, 5))
     assert climb_of(candidate("16 bits", 2.0, 0.1, "A16W8")).most == (1.15, 1)
+    assert climb_of(candidate("little", 1.1, 0.1)).most == (1.15, 1)
     assert climb.most == (pytest.approx(1.38), 3) and [c.rung for c in climb.plain] == ["guarded"]
 
 
