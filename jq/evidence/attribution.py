@@ -56,7 +56,7 @@ _MAP = 3  # dims from which on an output is a map, whose channels count alike
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
+class _SharesKind:
     """All that the program of a tensor's shares depends on, besides shapes and formats."""
 
     added: str  # the part that its nodes add before rounding: weights or form
@@ -74,7 +74,7 @@ class _Products:
 
     pair: Pair
     tensors: tuple[Tensor, ...]
-    kinds: Mapping[str, _Kind]
+    kinds: Mapping[str, _SharesKind]
     known: Mapping[str, np.ndarray]  # inputs that decide shapes
 
     def __call__(self, arguments: Any, inputs: Mapping[str, Array], _: Array) -> tuple[Array, Array, Array]:
@@ -165,7 +165,7 @@ class _Products:
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY_COMPILED)
-def _products(kind: _Kind, values: Any, gains: Array, better: QParams | None) -> tuple[Array, Array]:
+def _products(kind: _SharesKind, values: Any, gains: Array, better: QParams | None) -> tuple[Array, Array]:
     """The products of a tensor's error with its parts, and of the outputs' with what each of its new parts does there."""
     x, computed, before, y, pull = values
     before, error = y if before is None else before, y - x
@@ -198,7 +198,8 @@ def attributed(
     if not weights or not finite:
         return {}, None
     kinds = {
-        t.name: _Kind(_added(pair, t, tensors), t.channels, t.qparams is not None and not t.coded) for t in tensors
+        t.name: _SharesKind(_added(pair, t, tensors), t.channels, t.qparams is not None and not t.coded)
+        for t in tensors
     }
     stream = Stream.of(
         source.limited(_samples(totals)), 1, trace(pair.original), trace(pair.quantized), mesh=local_mesh(1)

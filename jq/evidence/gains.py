@@ -24,7 +24,7 @@ _TINY = 1e-30  # of which one over it is a number of float32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ChannelSums:
+class ChannelProducts:
     """Sums over the values of each channel of a tensor, x in the float model and y in the quantized one."""
 
     xx: np.ndarray
@@ -51,7 +51,7 @@ class ChannelSums:
         return float(np.sum(self.yy / gains**2 - 2 * self.xy / gains + self.xx) / self.xx.sum())
 
 
-def fitted_gains(sums: Mapping[str, ChannelSums], groups: Groups, fixed: Iterable[str]) -> dict[str, np.ndarray]:
+def fitted_gains(sums: Mapping[str, ChannelProducts], groups: Groups, fixed: Iterable[str]) -> dict[str, np.ndarray]:
     """Return the factors of the channels of each tensor; ones, where they do not explain the error.
 
     `groups` are those of the float graph, and `fixed` names the tensors that no tool may scale. Channels of which the
@@ -78,7 +78,7 @@ def fitted_gains(sums: Mapping[str, ChannelSums], groups: Groups, fixed: Iterabl
     return gains
 
 
-def _classes(sums: Mapping[str, ChannelSums], groups: Groups) -> dict[str, np.ndarray]:
+def _classes(sums: Mapping[str, ChannelProducts], groups: Groups) -> dict[str, np.ndarray]:
     """The class of each channel, with classes of their own for channels that the groups fix or do not know."""
     classes, count = {}, groups.count
     for name, own in sums.items():

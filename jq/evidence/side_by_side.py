@@ -28,7 +28,7 @@ from jq.data.arrays import Sample
 from jq.data.sources import Source
 from jq.data.stream import Batch, Program, Stream, devices_of, replicated
 from jq.errors import ModelError
-from jq.evidence.gains import ChannelSums, fitted_gains, is_equalized
+from jq.evidence.gains import ChannelProducts, fitted_gains, is_equalized
 from jq.evidence.report import ends_of
 from jq.evidence.verdict import ScoreKind, distances, kind_of_scores
 from jq.exchange.quantized import split_quantizers
@@ -109,7 +109,7 @@ class Pair:
         """Whether some weight is another one, apart from factors of its rows and columns."""
         return is_equalized(self.weights.values())
 
-    def gains(self, sums: Mapping[str, ChannelSums]) -> dict[str, np.ndarray]:
+    def gains(self, sums: Mapping[str, ChannelProducts]) -> dict[str, np.ndarray]:
         """By what the quantized model scales the channels of each tensor, by its float name."""
         if not self.equalized:
             return {name: np.ones(len(own.xx)) for name, own in sums.items()}
@@ -145,9 +145,9 @@ class Tensor:
         return tried(self.qparams) if self.qparams is not None and self.qparams.axis is None else ()
 
     @property
-    def kind(self) -> Kind:
-        """What the program of its sums depends on."""
-        return Kind(self.channels, self.coded, self.changes, self.scores)
+    def kind(self) -> SumsKind:
+        """All that the program of its sums depends on."""
+        return SumsKind(self.channels, self.coded, self.changes, self.scores)
 
 
 def _floats_and_plan(model: Graph) -> tuple[Graph, Plan]:
@@ -220,7 +220,7 @@ def _alike(one: Value, other: Value) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class SumsKind:
     """All that the program of a tensor's sums depends on, besides shapes and formats."""
 
     channels: int
@@ -289,7 +289,7 @@ class BatchSums:
 
         return program
 
-    def _sums_of(self, kind: Kind) -> Program:
+    def _sums_of(self, kind: SumsKind) -> Program:
         """The program of the sums of all tensors of a kind."""
 
         def each(details: Any, both: Any, _: Array) -> dict[str, Array]:
@@ -316,7 +316,7 @@ def _arrays(reading: Traced, plan: Plan, params: Mapping[str, Any], sample: Samp
 
 
 def _sums(
-    kind: Kind, x: Any, y: Any, qparams: QParams | None, ends: Array, place: Mapping[str, Array]
+    kind: SumsKind, x: Any, y: Any, qparams: QParams | None, ends: Array, place: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The sums of one sample of a tensor; see `compare` for the equations."""
     last = layout.is_last(x) and layout.is_last(y)
@@ -366,7 +366,7 @@ def _near(x: Array, factor: Array, qparams: QParams, changes: Sequence[int]) -> 
     return error_sums(x, 1 / scales, *ends, slopes=factor).square * scales**2
 
 
-def _best(kind: Kind, x: Array, y: Array) -> Array:
+def _best(kind: SumsKind, x: Array, y: Array) -> Array:
     """The class that each model puts the sample into, where it is scores of classes."""
     return jnp.stack([jnp.argmax(v) for v in (x, y)]) if kind.scores else jnp.zeros(0, jnp.int32)
 
@@ -442,9 +442,9 @@ def _merged(one: Sums, other: Sums) -> Sums:
     return {k: v + other[k] for k, v in one.items() if k != "best"} | {"extremes": extremes, "best": best}
 
 
-def _channel_sums(first: Sums) -> ChannelSums:
+def _channel_sums(first: Sums) -> ChannelProducts:
     xx, xy, yy, _, unclipped_xx, unclipped_xy = first["channels"]
-    return ChannelSums(xx, xy, yy, unclipped_xx, unclipped_xy, float(first["size"]))
+    return ChannelProducts(xx, xy, yy, unclipped_xx, unclipped_xy, float(first["size"]))
 
 
 def _place(tensor: Tensor, first: Sums, gains: np.ndarray) -> Sums:
