@@ -130,3 +130,13 @@ def test_onnxruntime_reads_weights_where_they_are() -> None:
     assert len(run.held) == 1
     x = ROWS[:3, :1024].copy()
     np.testing.assert_allclose(run({"x": x})["y"], x @ weight, atol=1e-3)
+
+
+def test_what_is_made_of_a_view_of_a_file_lies_on_disk_as_well(tmp_path):
+    """`np.asarray` of a mapped array is a plain array, whose memory is the file's all the same."""
+    np.zeros(1 << 18, np.float32).tofile(tmp_path / "w")
+    view = np.asarray(np.memmap(tmp_path / "w", np.float32, "r"))
+    assert not isinstance(view, np.memmap)
+    made = mapped.like(np.ones(1 << 20, np.int8), view)
+    assert isinstance(made, np.memmap) and made.all()
+    assert not isinstance(mapped.like(np.ones(1 << 20, np.int8), np.zeros(4)), np.memmap)
