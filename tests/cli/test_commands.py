@@ -138,6 +138,7 @@ def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 def test_a_signal_while_it_is_imported(module: str, number: str, word: str) -> None:
     program = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 class Finder:
     def find_spec(name, *rest):
         name != {module!r} or os.kill(os.getpid(), signal.{number})

@@ -510,7 +510,9 @@ def test_what_holds_is_kept_though_its_error_is_larger(data: tuple[np.ndarray, n
 
 def test_time_that_is_up(data: tuple[np.ndarray, np.ndarray]) -> None:
     result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=CHEAP, budget="0.2s")
-    assert [t.rung for t in result.rungs] == ["XINT8"] and "the time of 0.2 s is up before A8W8 per channel" in result.why
+    assert [t.rung for t in result.rungs] == [
+        "XINT8"
+    ] and "the time of 0.2 s is up before A8W8 per channel" in result.why
 
 
 def test_a_finished_search_is_told_again_whatever_the_time(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from jq.calibration.stats import Stats
 from jq.errors import ConfigError
-from jq.graph import Graph
 from jq.graph.read import load
 from jq.graph.write import save
 from jq.util import files
@@ -21,12 +21,12 @@ from jq.util import files
 _OWNER = "jq"  # the key of what Quark's file has not
 
 
-class Restored(MutableMapping[str, tuple[Graph, Stats | None]]):
-    """Measurements by what they depend on, of which the last are in files: what `jq.quantize` takes as `measured`."""
+class Restored(MutableMapping[str, Any]):
+    """What `jq.quantize` takes as `measured`: of all that it keeps there, the last statistics are also in files."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._known: dict[str, tuple[Graph, Stats | None]] = {}
+        self._known: dict[str, Any] = {}
         if self._path.exists():
             key = _key_in(self._path)
             self._known[key] = (load(self._beside(".onnx")), Stats.load(self._beside(".safetensors")))
@@ -34,13 +34,13 @@ class Restored(MutableMapping[str, tuple[Graph, Stats | None]]):
     def _beside(self, suffix: str) -> Path:
         return self._path.with_suffix(suffix)
 
-    def __getitem__(self, key: str) -> tuple[Graph, Stats | None]:
+    def __getitem__(self, key: str) -> Any:
         return self._known[key]
 
-    def __setitem__(self, key: str, measured: tuple[Graph, Stats | None]) -> None:
+    def __setitem__(self, key: str, measured: Any) -> None:
         self._known[key] = measured
-        graph, stats = measured
-        if stats is not None:
+        graph, stats = measured if isinstance(measured, tuple) else (None, None)
+        if isinstance(stats, Stats):  # plans, and what finetuning made, are made anew
             save(graph, self._beside(".onnx"))
             stats.save(self._beside(".safetensors"))
             ranges = {tensor: stats.range(tensor) for tensor in stats.tensors}
