@@ -77,9 +77,8 @@ class Climb:
     @property
     def most(self) -> tuple[float, int]:
         """The most that a model may cost, and the most regions that it may have."""
-        left = max(
-            (c.cost / price(c.config) for c in self.plain), default=1.0
-        )  # by what heads and the guard leave wide
+        # What heads and the guard leave wide already costs this.
+        left = max((c.cost / price(c.config) for c in self.plain), default=1.0)
         return self.limits.beside(left), self.limits.islands + max((c.islands for c in self.plain), default=0)
 
 
