@@ -22,7 +22,7 @@ _OWNER = "jq"  # the key of what Quark's file has not
 
 
 class Restored(MutableMapping[str, Any]):
-    """What `jq.quantize` takes as `measured`: of all that it keeps there, the last statistics are also in files."""
+    """The dict that `jq.quantize` takes as `measured`; the last statistics that it keeps there are also in files."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
