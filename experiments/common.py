@@ -37,6 +37,7 @@ PREPARE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+ARRAYS = "arrays"  # the PREP of images that are prepared already, `images` and `labels` of an npz
 SIDE, BATCH = 224, 20  # of images for evaluation
 
 
@@ -161,6 +162,8 @@ def read_images(prep: str, images: Path | None, count: int) -> np.ndarray:
     with np.load(images) as file:
         pixels = file["images"]
     pixels = pixels[np.arange(count) % len(pixels)]
+    if prep == ARRAYS:
+        return pixels
     made = np.empty((count, pixels.shape[3], *pixels.shape[1:3]), np.float32)
     for image, source in zip(made, pixels, strict=True):  # one by one: half the memory
         image[...] = PREPARE[prep](source.astype(np.float32)).transpose(2, 0, 1)
@@ -176,6 +179,10 @@ def write_data(path: str, prep: str, images: Path | None, count: int, data: str)
 
 
 def evaluation(folder: Path, prep: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images of a folder's JPEGs, or of an npz, and their labels."""
+    if prep == ARRAYS:
+        with np.load(folder) as file:
+            return file["images"], file["labels"]
     from PIL import Image
 
     images, labels = [], []
@@ -337,8 +344,10 @@ def parser_of(text: str | None, out: Path) -> argparse.ArgumentParser:
     """A parser of models, the data that they see and where rows go."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="MODEL.onnx:PREP[:LABELS], after the bundled ones")
-    parser.add_argument("--images", type=Path, help="npz with uint8 NHWC `images`, for models")
-    parser.add_argument("--eval", type=Path, help="folder of labelled JPEGs, for models")
+    parser.add_argument(
+        "--images", type=Path, help="npz with uint8 NHWC `images`, for models; prepared ones for PREP arrays"
+    )
+    parser.add_argument("--eval", type=Path, help="folder of labelled JPEGs, for models; for PREP arrays an npz")
     parser.add_argument("--only", action="store_true", help="these models without the bundled ones")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)

@@ -494,7 +494,7 @@ _PRESETS = {
         for name, config in _BASES.items()
         for suffix, finetune in (("", None), ("_ADAROUND", "adaround"), ("_ADAQUANT", "adaquant"))
     },
-    "XINT8_ACCURATE": _XINT8.replace(finetune="adaround+block"),
+    "XINT8_ACCURATE": _XINT8.replace(finetune="adaround+exponents"),
     "W4A8": _LOW,
     "W4A4": _LOW.replace(activation=UINT4, symmetric=False),
     "W2A4": _LOW.replace(weight=INT2, weight_symmetric=False, activation=UINT4, symmetric=False),

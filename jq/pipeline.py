@@ -184,11 +184,11 @@ class Calibrated:
 
 # Equalized graphs and their statistics, planned models, and tuned params and plans, by all that they depend on but the data.
 Measured = MutableMapping[str, Any]
-# Options that only the plan, and what tunes it, depend on.
-_LATER = (
-    "overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "finetune", "finetune_steps", "finetune_rate",
-    "finetune_batch", "finetune_drop", "tune_weight_exponents", "pairs",
+# Options that only what is tuned depends on, and with them those that only the plan depends on.
+_TUNING = (
+    "finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop", "tune_weight_exponents",
 )  # fmt: skip
+_LATER = ("overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "pairs", *_TUNING)
 
 
 def calibrated(
@@ -209,12 +209,14 @@ def calibrated(
     key, known = "" if measured is None else _identity(graph, config), {} if measured is None else measured
     if key not in known:
         known[key] = equalized_and_measured(graph, data, config, mesh, saved)
-    planned = f"{key} {digest(config.to_dict())}"
+    tuning = {name: getattr(config, name) for name in _TUNING}
+    planned = f"{key} {digest({k: v for k, v in config.to_dict().items() if k not in tuning})}"
     if planned not in known:
         equal, stats = known[key]
         known[planned] = _planned(graph, equal, stats, data, config, mesh)
     ready: Calibrated = known[planned]
-    return ready
+    guard = dataclasses.replace(ready.guarded, config=ready.guarded.config.replace(**tuning))
+    return dataclasses.replace(ready, guarded=guard)
 
 
 def _planned(

@@ -277,7 +277,7 @@ class TestPresets:
         assert presets[base].replace(finetune=config.finetune) == config
 
     def test_the_most_accurate_one_tunes_layers_then_blocks(self):
-        assert presets["XINT8_ACCURATE"] == presets["XINT8"].replace(finetune="adaround+block")
+        assert presets["XINT8_ACCURATE"] == presets["XINT8"].replace(finetune="adaround+exponents")
 
     @pytest.mark.parametrize(
         "stages", ["", "adaround+", "+block", "adaround block", "adaround+brecq", 5, ("block",), True]

@@ -9,7 +9,7 @@ calibration, FOLDER the JPEGs that they are evaluated on.
 
 A variant is a sum of cle (cross-layer equalization), bc (bias correction) and stages of finetuning: bias, adaround,
 adaquant, block, network, exponents. With a stage, biases are the stage's, and bc changes nothing. cle+bc is the preset XINT8,
-cle+adaround XINT8_ADAROUND, cle+adaround+block XINT8_ACCURATE.
+cle+adaround XINT8_ADAROUND, cle+adaround+exponents XINT8_ACCURATE.
 
 Every run is a process of its own with an empty compilation cache, so its seconds do not depend on the others: wall and
 CPU seconds of `jq.quantize` from a file to a file. Top-1, agreement with the float model and the signal-to-noise

@@ -17,6 +17,8 @@ import argparse
 import gzip
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -35,8 +37,6 @@ MEAN, STD = 0.2860, 0.3530  # of the training pixels / 255; jq.zoo normalises wi
 EPS = 1e-5
 CLASSES, CALIBRATION, EVALUATION = 10, 512, 3000
 BATCH, WARMUP = 128, 200
-# (epochs, peak learning rate) of AdamW with a cosine schedule
-RECIPES = {"fashion_resnet": (7, 3e-3), "fashion_mobilenet": (8, 3e-3)}
 # Log-normal sigma of the initial BatchNormalization scales of the MobileNet. ImageNet MobileNets
 # reach such spreads by long training; a few epochs on a small set do not, so they start there.
 SPREAD = 0.8
@@ -55,6 +55,7 @@ class Node(NamedTuple):
 
 Net = list[Node]
 Tree = dict[str, dict[str, jax.Array]]
+Prepare = Callable[[np.ndarray], np.ndarray]  # bytes of images to what the network reads
 
 
 def conv_bn(net: Net, x: str, name: str, c: int, k: int, act: str, s: int = 1, **more: str) -> str:
@@ -66,13 +67,15 @@ def conv_bn(net: Net, x: str, name: str, c: int, k: int, act: str, s: int = 1, *
     return net[-1].name
 
 
-def resnet() -> Net:
+def residual(widths: Sequence[int], blocks: int, pooled: bool) -> Net:
+    """A residual network with a stage for each width; behind the stem, `pooled` halves the image."""
     net: Net = []
-    x = conv_bn(net, "input", "stem", 24, 3, "relu")
-    net.append(Node("maxpool", "stem.maxpool", (x,), 24, 2, 2))
-    x, width = "stem.maxpool", 24
-    for stage, c in enumerate((24, 48, 72), 1):
-        for block in range(2):
+    x, width = conv_bn(net, "input", "stem", widths[0], 3, "relu"), widths[0]
+    if pooled:
+        net.append(Node("maxpool", "stem.maxpool", (x,), width, 2, 2))
+        x = "stem.maxpool"
+    for stage, c in enumerate(widths, 1):
+        for block in range(blocks):
             name, stride = f"stage{stage}.{block}", 1 + (c != width)
             y = conv_bn(net, x, f"{name}.conv1", c, 3, "relu", stride)
             y = conv_bn(net, y, f"{name}.conv2", c, 3, "")
@@ -82,6 +85,10 @@ def resnet() -> Net:
             net.append(Node("relu", f"{name}.relu", (f"{name}.add",), c))
             x, width = f"{name}.relu", c
     return [*net, Node("pool", "pool", (x,), width), Node("dense", "logits", ("pool",), CLASSES)]
+
+
+def resnet() -> Net:
+    return residual((24, 48, 72), blocks=2, pooled=True)
 
 
 def mobilenet() -> Net:
@@ -105,10 +112,10 @@ def mobilenet() -> Net:
 NETWORKS = {"fashion_resnet": resnet, "fashion_mobilenet": mobilenet}
 
 
-def init(net: Net, rng: np.random.Generator) -> tuple[Tree, Tree]:
+def init(net: Net, rng: np.random.Generator, channels: int = 1) -> tuple[Tree, Tree]:
     """Parameters and running statistics; a layer undoes the channel scales of its input."""
     params, stats, draws = {}, {}, {"": 0.0}
-    scales = {"input": np.ones(1)}  # per channel, of each tensor
+    scales = {"input": np.ones(channels)}  # per channel, of each tensor
     for node in net:
         scale, c = scales[node.inputs[0]], node.channels
         match node.kind:
@@ -229,16 +236,29 @@ def to_nchw(images: np.ndarray) -> np.ndarray:
     return pixels(images).transpose(0, 3, 1, 2)
 
 
-def predict(net: Net, params: Tree, stats: Tree, images: np.ndarray) -> np.ndarray:
+def predict(net: Net, params: Tree, stats: Tree, images: np.ndarray, pixels: Prepare = pixels) -> np.ndarray:
     run = jax.jit(lambda x: apply(net, params, stats, x, False)[0].argmax(1))
     return np.concatenate([run(pixels(part)) for part in np.split(images, len(images) // 8)])
 
 
-def train(name: str, net: Net, data: tuple, held: tuple, seed: int) -> tuple[Tree, Tree]:
-    rng, (images, labels), (epochs, rate) = np.random.default_rng(seed), data, RECIPES[name]
-    params, stats = init(net, rng)
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained: AdamW with a cosine schedule."""
+
+    epochs: int
+    rate: float  # at its peak
+    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] = augment
+    pixels: Prepare = pixels
+
+
+RECIPES = {"fashion_resnet": Recipe(7, 3e-3), "fashion_mobilenet": Recipe(8, 3e-3)}
+
+
+def train(name: str, net: Net, data: tuple, held: tuple, seed: int, recipe: Recipe) -> tuple[Tree, Tree]:
+    rng, (images, labels) = np.random.default_rng(seed), data
+    params, stats = init(net, rng, recipe.pixels(images[:1]).shape[-1])
     steps = len(images) // BATCH
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, WARMUP, epochs * steps)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, recipe.rate, WARMUP, recipe.epochs * steps)
     decayed = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "w", params)
     optimizer = optax.adamw(schedule, weight_decay=0.02, mask=decayed)
 
@@ -253,19 +273,21 @@ def train(name: str, net: Net, data: tuple, held: tuple, seed: int) -> tuple[Tre
         return optax.apply_updates(params, updates), stats, state, value
 
     state, start = optimizer.init(params), time.time()
-    for epoch in range(epochs):
+    for epoch in range(recipe.epochs):
         losses = []
         for batch in np.split(rng.permutation(len(images))[: steps * BATCH], steps):
-            x = pixels(augment(images[batch], rng))
+            x = recipe.pixels(recipe.augment(images[batch], rng))
             params, stats, state, value = step(params, stats, state, x, labels[batch])
             losses.append(value)
-        right = np.mean(predict(net, params, stats, held[0]) == held[1])
+        right = np.mean(predict(net, params, stats, held[0], recipe.pixels) == held[1])
         took = f"{time.time() - start:.0f} s"
-        print(f"{name} {epoch + 1}/{epochs}: loss {np.mean(losses):.4f}, held-out {right:.2%}, {took}")
+        print(
+            f"{name} {epoch + 1}/{recipe.epochs}: loss {np.mean(losses):.4f}, held-out {right:.2%}, {took}", flush=True
+        )
     return params, stats
 
 
-def to_onnx(name: str, net: Net, params: Tree, stats: Tree) -> onnx.ModelProto:
+def to_onnx(name: str, net: Net, params: Tree, stats: Tree, shape: tuple[int, ...] = (1, 28, 28)) -> onnx.ModelProto:
     nodes, weights = [], []
 
     def constants(owner: str, **values: jax.Array | np.ndarray) -> list[str]:
@@ -303,7 +325,7 @@ def to_onnx(name: str, net: Net, params: Tree, stats: Tree) -> onnx.ModelProto:
                 emit("Gemm", inputs, label, transB=1)
     if any(node.kind == "relu6" for node in net):
         constants("relu6", min=np.float32(0), max=np.float32(6))
-    source = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 1, 28, 28])
+    source = helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", *shape])
     target = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", CLASSES])
     graph = helper.make_graph(nodes, name, [source], [target], weights)
     opset = [helper.make_opsetid("", 17)]
@@ -401,7 +423,7 @@ def main() -> None:
     for name in args.models:
         net, path = NETWORKS[name](), args.out / f"{name}.onnx"
         held = images[calib], labels[calib]
-        params, stats = train(name, net, (images[fresh], labels[fresh]), held, args.seed)
+        params, stats = train(name, net, (images[fresh], labels[fresh]), held, args.seed, RECIPES[name])
         onnx.save(to_onnx(name, net, params, stats), path)
         right = np.mean(predict(net, params, stats, evaluation[0]) == evaluation[1])
         if f"{right:.2%}" != accuracy(path, *evaluation):

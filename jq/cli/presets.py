@@ -16,7 +16,7 @@ _STAGES = {
     None: "calibration, seconds",
     "adaround": "finetunes layers, a minute",
     "adaquant": "finetunes layers, a minute",
-    "adaround+block": "finetunes layers, then blocks, some minutes",
+    "adaround+exponents": "finetunes layers, then searches exponents, some minutes",
 }
 
 

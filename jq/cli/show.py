@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 _DECIBELS = re.compile(r"(-?\d+\.\d) dB")
 _COLOURS = {"error": "1;31", "warning": "33"}  # bold red, yellow
 _WORD = 12  # characters that a column of words needs
+_UNKNOWN = 120  # characters of a line where there is no terminal to say how many
 
 
 def printable(text: str) -> str:
@@ -50,9 +51,13 @@ def unwritable(error: OSError) -> DataError:
 def _show(parts: Iterable[Any]) -> None:
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in parts:
         console.print(coloured(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_UNKNOWN, 24)).columns
 
 
 def coloured(line: str) -> Any:
@@ -95,7 +100,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     widths = [
         max(map(len, (columns[i], *(row[i] for row in cells)))) if numeric[i] else _WORD for i in range(len(columns))
     ]
-    if sum(widths) + 3 * len(columns) > shutil.get_terminal_size().columns:
+    if sum(widths) + 3 * len(columns) > _width():
         cells = [[abbreviated(cell) if numeric[i] else cell for i, cell in enumerate(row)] for row in cells]
     table = Table(title=title and Text(printable(title)), title_justify="left")
     for column, number in zip(columns, numeric, strict=True):

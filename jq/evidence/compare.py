@@ -465,8 +465,8 @@ def _preset_of(graph: Graph, plan: Plan) -> str:
     qparams = list(plan.activations.values())
     if not qparams or all(q.is_power_of_two for q in qparams):
         return "XINT8"
-    wide = any(isinstance(q.grid, Integer) and q.grid.bits > 8 for q in qparams)
-    return "A16W8" if wide else "A8W8"
+    wide = [q for q in qparams if isinstance(q.grid, Integer) and q.grid.bits > 8]
+    return "A16W8" if 2 * len(wide) > len(qparams) else "A8W8"  # a few of another width are islands
 
 
 def name_of(model: ModelLike, otherwise: str) -> str:

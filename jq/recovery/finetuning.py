@@ -38,6 +38,7 @@ from jq.recovery.descent import CoordinateDescent
 from jq.recovery.exponents.search import searched
 from jq.recovery.feedback import GPFQ, GPTQ
 from jq.recovery.flexround import FlexRound
+from jq.recovery.held_back import HeldBack
 from jq.recovery.layers import EXPONENTS, can_round, fit_bias, tune_layer
 from jq.recovery.parts import Kind, Unit, units
 from jq.recovery.reconstruction import Reconstruction, fisher, tune_unit
@@ -203,18 +204,25 @@ def tune_stage(
     skip: Mapping[int, Change] | None = None,
     done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
 ) -> tuple[dict[str, Any], Plan]:
-    """Return params and plan after one of the config's stages, by its number, on the units of a group."""
+    """Return params and plan after one of the config's stages, by its number, on the units of a group.
+
+    What a stage learned by gradient on blocks or the network is kept if the network is no worse on samples held back.
+    """
     if config.stages[number] == "exponents":
         return _tune_exponents(graph, params, plan, store, config, skip or {}, done)
-    tune = _method(graph, plan, config, group, store, number, roundings or {})
-    given, skip = (graph, params, plan, group, store, tune), skip or {}
+    learns = kind_of(config.stages[number]) != "layer"
+    held = HeldBack.of(graph, params, plan, store, config) if learns else None
+    seen = store if held is None else held.others
+    tune = _method(graph, plan, config, group, seen, number, roundings or {})
+    given, skip = (graph, params, plan, group, seen, tune), skip or {}
     with rehearsed(*given, skip=skip) as passed:
 
         def counted(*record: Any) -> bool:
             passed()
             return done(*record)
 
-        return walk(*given, skip=skip, done=counted)
+        made = walk(*given, skip=skip, done=counted)
+    return (made.params, made.plan) if held is None or held.is_no_worse(made.params, made.plan) else (params, plan)
 
 
 def _tune_exponents(

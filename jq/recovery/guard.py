@@ -104,9 +104,9 @@ def guarded(graph: Graph, stats: Stats | None, config: QuantConfig, data: Any) -
 
 
 def _shift(watched: Watched, state: Guarded) -> Mend | None:
-    """The mend of shifted means, if a layer has them and biases are not fitted anyway."""
+    """The mend of shifted means, if a layer has them; it is for models that are not finetuned, which fits biases."""
     config = state.config
-    if config.guard is None or config.finetune or not config.corrects_bias or config.bias_correction == "statistics":
+    if config.guard is None or not config.corrects_bias or config.bias_correction == "statistics":
         return None
     shifts = sorted(((sqnr, node) for node, sqnr in watched.shifts(state.plan)), key=lambda pair: pair[0])
     below = [node for sqnr, node in shifts if sqnr < config.guard + _SHIFT]

@@ -21,6 +21,7 @@ from jq.plan import QParams, QTensor
 Array = Any
 CHUNK_BYTES = 12 << 20  # of the largest tensor of a unit, in a chunk of the data
 _CHUNKS = 4  # and no fewer
+APART = 4  # every fourth sample is held back where a search or a stage is judged
 _SEQUENCE = 4  # dims of (samples, batch, steps, features), which is no image
 _FINEST = -100  # exponent of a scale, well inside those that devices do not flush to zero
 _HALF, _BEYOND = 15, 4  # exponent of what half precision can hold, and how far a tensor may go beyond its plan's range

@@ -71,6 +71,17 @@ class Record:
     seconds: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Walked:
+    """A network behind its last unit: params and plan as they are now, and the outputs of both networks in chunks."""
+
+    params: dict[str, Any]
+    plan: Plan
+    floats: Mapping[str, Sequence[Kept]]
+    codes: Mapping[str, Sequence[Kept]]
+    valid: Sequence[np.ndarray]
+
+
 Tune = Callable[[Site], tuple[Site, float, float]]  # the site as it is now, and its error before and after
 
 
@@ -85,8 +96,8 @@ def walk(
     skip: Mapping[int, tuple[dict[str, Any], dict[str, QParams]]] | None = None,
     done: Callable[[int, dict[str, Any], dict[str, QParams], Record], bool] = lambda *_: True,
     limit: int | None = None,
-) -> tuple[dict[str, Any], Plan]:
-    """Return params and plan after every unit is tuned in turn.
+) -> Walked:
+    """Return the network after every unit is tuned in turn.
 
     `done` is called with the changes of each unit, and returns whether there is time for more; the units left are only
     passed. `skip` holds the changes of an earlier run. `limit` is the number of chunks that are used, all by default.
@@ -141,14 +152,15 @@ def walk(
         for t in unit.outputs:
             floats[t] = store.keep([chunk[names[t]] for chunk in site.targets])
             codes[t] = store.keep([chunk[names[t]] for chunk in coded])
-        for t in [t for t in floats if last.get(t, -1) <= i]:
+        for t in [t for t in floats if last.get(t, -1) <= i and t not in graph.output_names]:
             del floats[t], codes[t]
         del site, coded  # with all tensors of the unit
         freed += unit.sample_bytes * sum(map(len, valid))
         if freed > _FREED:
             trim()
             freed = 0
-    return params, plan
+    ends = [{t: kept[t] for t in graph.output_names if t in kept} for kept in (floats, codes)]
+    return Walked(params, plan, *ends, valid)
 
 
 @contextlib.contextmanager

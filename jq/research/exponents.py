@@ -17,7 +17,7 @@ from jq.graph import Graph
 from jq.plan import Plan
 from jq.readings.data_shapes import traceable
 from jq.recovery.exponents.descent import Moves
-from jq.recovery.exponents.search import APART, Method, Search, SearchedNetwork, Searching
+from jq.recovery.exponents.search import Method, Search, SearchedNetwork, Searching
 from jq.recovery.exponents.segments import Loss, PlanLosses, blocks_of
 from jq.research.executors import Executor
 from jq.research.searching import elsewhere
@@ -69,7 +69,7 @@ def search_exponents(
     moves = Moves.of(graph, plan, config, weights=weights)
     if not moves.groups:
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")
-    kept, apart = blocks_of(graph, data, config, apart=APART)
+    kept, apart = blocks_of(graph, data, config)
     network = SearchedNetwork(graph, params or {}, plan, loss, {k: v[0] for k, v in kept[0].inputs.items()})
     local = network.segments()
     place: contextlib.AbstractContextManager[PlanLosses] = contextlib.nullcontext(local)

@@ -13,7 +13,7 @@ from jq.arithmetic.formats import UINT8
 from jq.config import QuantConfig, presets
 from jq.npu.facts import BACKEND_FORMATS, CHIPS
 from jq.pipeline import Calibrated, Result
-from jq.research.islands import price, work
+from jq.research.islands import apart, islands, price, work
 from jq.research.judging import Score
 from jq.research.widening import FORMATS, Wide, widened
 
@@ -54,8 +54,8 @@ class Candidate:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is wide but what heads and the guard leave so."""
-        return not (self.config.exclude or self.config.overrides)
+        """Whether nothing is wide but what heads and the guard leave so, unless it is stricter than in the presets."""
+        return not (self.config.exclude or self.config.overrides or _is_strict(self.config))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,6 +91,12 @@ class Rung:
     config: Callable[[Climb], QuantConfig | None]  # None where there is nothing to change
 
 
+def _is_strict(config: QuantConfig) -> bool:
+    return config.guard is not None and config.guard > _GUARD
+
+
+_GUARD = QuantConfig().guard or 0.0  # dB
+_STRICTER = 3.0, 6.0, 9.0, 12.0  # dB
 _QUICK: Mapping[str, Any] = {"bias_correction": "statistics"}  # fitting biases takes longer, and is a rung of its own
 _SYMMETRIC = presets["A8W8"].replace(per_channel=True, **_QUICK)
 
@@ -167,6 +173,28 @@ def with_islands(climb: Climb, base: Candidate, most: float) -> QuantConfig | No
     return None if made is None else made.replace(finetune=base.config.finetune)
 
 
+def _guarded(climb: Climb) -> QuantConfig | None:
+    """The cheapest model in which the guard found something, with as strict a guard as the limits allow.
+
+    The tensors that lose almost as much as those that it mended come next.
+    """
+    plain = [c for c in climb.plain if c.config.scale == "float"]
+    base = min(plain, key=lambda c: (c.cost, c.score.error), default=None)
+    if base is None or not (mended := len(climb.calibrated(base.config).guarded.mends)):
+        return None
+    (most, regions), best = climb.most, None
+    for more in _STRICTER:
+        config = base.config.replace(guard=_GUARD + more)
+        made = climb.calibrated(config)
+        plan = made.guarded.plan
+        cost, count = work(made.graph, plan)[0], len(islands(made.graph, apart(made.graph, plan, config)))
+        if cost > most or count > regions:
+            break
+        if len(made.guarded.mends) > mended:
+            best = config
+    return best
+
+
 def _wide(limits: Limits, config: QuantConfig) -> Wide:
     """The format of a config's regions."""
     return limits.wide or ("int16" if config.scale == "float" and "A16W8" in limits.formats else "float")
@@ -181,6 +209,7 @@ def ladder() -> Iterator[Rung]:
     yield _preset("A8W8", " asymmetric, not equalized", **asymmetric, cle=False)
     yield Rung("A8W8 per channel", _takes("A8W8"), _symmetric)
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
+    yield Rung("stricter guard", lambda climb: climb.limits.islands > 0, _guarded)
     yield _preset("A16W8", per_channel=True)
     yield _preset("BF16")
     yield _tuned("adaround")

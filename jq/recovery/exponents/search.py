@@ -19,10 +19,10 @@ from jq.recovery.exponents.descent import Moves, Step, Way, descend
 from jq.recovery.exponents.segments import Loss, PlanLosses, SampleBlock, Segments, blocks_of
 from jq.recovery.exponents.sequential import in_turn
 from jq.recovery.exponents.weighted import at_least_cost
+from jq.recovery.streams import APART
 from jq.util import markup
 
 Method = Literal["joint", "coordinate", "beam", "weighted", "sequential"]
-APART = 4  # every fourth sample is held back
 
 _JOINT: tuple[Method, ...] = ("weighted", "sequential", "coordinate")
 _WAYS = 16  # of a method, that are looked at there
@@ -126,6 +126,6 @@ def searched(
         warnings.warn(text, stacklevel=2)
     if not moves.groups or len(samples) < APART:
         return Search(plan, float("nan"), float("nan"), ())
-    kept, apart = blocks_of(graph, samples, config, apart=APART)
+    kept, apart = blocks_of(graph, samples, config)
     network = SearchedNetwork(graph, params, plan, "mse", {k: v[0] for k, v in kept[0].inputs.items()})
     return Searching(network, network.segments(), kept, apart, moves, config).run()

@@ -34,7 +34,7 @@ from jq.readings.fake import as_planned
 from jq.readings.packing import pack
 from jq.readings.patterns import cuts
 from jq.readings.tracing import Traced, trace
-from jq.recovery.streams import Kept
+from jq.recovery.streams import APART, Kept
 
 Array = Any
 Loss = Literal["mse", "kl"]
@@ -58,7 +58,7 @@ class SampleBlock:
 
 
 def blocks_of(
-    graph: Graph, data: Any, config: QuantConfig, *, apart: int
+    graph: Graph, data: Any, config: QuantConfig, *, apart: int = APART
 ) -> tuple[list[SampleBlock], list[SampleBlock]]:
     """Return the data in two parts: the second has every `apart`th sample, the first has the others."""
     fn, params = trace(graph), pack(graph)
