@@ -465,7 +465,7 @@ def test_histograms_that_would_grow_without_end(line, samples):
     config = QuantConfig(method="minmse_hist", batch=8)
     grown = jq.calibrate(line, np.concatenate([samples[:1] / 20, samples]), config)
     assert grown.histogram("x").counts.sum() == 49 * 8
-    with pytest.raises(jq.DataError, match=r"tensor 'x' outgrew .* bins"):
+    with pytest.raises(jq.DataError, match=r"tensor 'x' exceeds .* bins"):
         jq.calibrate(line, np.concatenate([samples[:1] / 1e4, samples]), config)
 
 

@@ -229,7 +229,7 @@ def test_unknown_targets_and_float_models_are_refused():
         jq.integer.load(requantized(1, 1), "dpx")
     with pytest.raises(jq.ModelError, match="not quantized"):
         jq.integer.load(jq.zoo.path("fashion_resnet"))
-    with pytest.raises(jq.ConfigError, match="no rounding 'up'"):
+    with pytest.raises(jq.ConfigError, match="unknown rounding 'up'"):
         jq.integer.Target(name="mine", rounding="up")
 
 

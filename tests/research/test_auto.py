@@ -210,7 +210,7 @@ def test_no_claim_that_the_data_cannot_carry(data: tuple[np.ndarray, np.ndarray]
     with pytest.warns(UserWarning, match="6 samples decide: they cannot show agreement 98"):
         result = jq.auto(MODEL, data[0], target="agreement 98", rungs=CHEAP[:1])
     assert not result.reached and "takes 149" in result.why
-    with pytest.warns(UserWarning, match="598 are the least"):
+    with pytest.warns(UserWarning, match="takes at least 598"):
         result = jq.auto(MODEL, data[0], target="top1 -0.5", labels=data[1], rungs=CHEAP[:1])
     assert not result.reached
 
