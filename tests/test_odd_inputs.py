@@ -169,7 +169,7 @@ BAD_DATA: dict[str, tuple[Any, str]] = {
     "batches of no samples": ([IMAGES[:0]], r"item 0: the batch has no samples"),
     "NaN": (odd(np.nan), r"sample 2: input 'x' has 1 NaN or Inf among 144 values, the first nan at \[0, 1, 3, 5\]"),
     "Inf": (odd(-np.inf), r"sample 2: input 'x' has .*-inf"),
-    "NaN in a list": ([IMAGES, odd(np.nan)], r"sample 6: input 'x' has 1 of"),
+    "NaN in a list": ([IMAGES, odd(np.nan)], r"sample 6: input 'x' has 1 NaN or Inf among"),
     "number": (3.5, r"data of type 'float'"),
     "text": ("no/such/folder", r"cannot read no/such/folder"),
     "strings": ([["cat"]], r"input 'x'.*"),
@@ -327,7 +327,7 @@ BAD_MODELS: dict[str, tuple[Callable[[], Any], type[Error], str]] = {
     "wrong channels": (
         lambda: model([conv()], {"w": normal(4, 3, 3, 3)}),
         ModelError,
-        r"'conv_y'.*4 channels.*3 channels",
+        r"'conv_y'.*4 channels.*3 input channels",
     ),
     "file object": (lambda: Reader([]), ModelError, r"a model of type 'Reader': expected a path"),
     "float16": (half, ModelError, r"'w' of node 'conv_y' \(Conv\) is float16; only float32 is quantized"),

@@ -302,8 +302,8 @@ def nothing(folder: Path) -> Path:
     [
         (lambda f: f[0], "same folder"),
         (lambda f: (f[0].parent / "link").symlink_to(f[0]) or f[0].parent / "link", "same folder"),
-        (lambda f: f[0] / "nowhere", "not there"),
-        (lambda f: f[0] / "good.npy", "no folder"),
+        (lambda f: f[0] / "nowhere", "missing"),
+        (lambda f: f[0] / "good.npy", "not a folder"),
         (lambda f: nothing(f[0].parent / "empty"), "no results"),
         (lambda f: Path("a\0b"), "expected a folder|cannot read"),
         (lambda f: Path("a" * 300), "expected a folder|cannot read"),

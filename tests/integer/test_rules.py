@@ -189,7 +189,7 @@ def test_qlinear_softmax_of_an_older_opset():
         ({"s": np.float32(-1)}, "must be positive"),
         ({"s": np.float32(np.nan)}, "must be positive"),
         ({"s": np.int32(1)}, "expected a float"),
-        ({"z": np.zeros(2, np.int8)}, "its zero point 2"),
+        ({"z": np.zeros(2, np.int8)}, "its zero point has 2"),
         ({"w": np.zeros((4, 4, 1, 1), np.int8), "scales": np.ones(3, np.float32)}, "3 values for 4 channels"),
         ({"w": np.zeros((4, 4, 1, 1), np.uint8)}, "its zero point is int8"),
     ],

@@ -146,7 +146,7 @@ class TestExternalData:
         jq.save(jq.load(MODEL), source, external=write.External(location="weights.bin", threshold=64))
         before = (tmp_path / "weights.bin").read_bytes()
         options: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True}
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.preprocess(source, tmp_path / "out.onnx", external_data_location="weights.bin", **options)
         assert (tmp_path / "weights.bin").read_bytes() == before and self.files(tmp_path) == ["in.onnx", "weights.bin"]
         jq.preprocess(source, tmp_path / "out.onnx", **options)
@@ -155,9 +155,9 @@ class TestExternalData:
     def test_not_even_where_they_are_called_like_the_outputs(self, tmp_path: Path) -> None:
         source = tmp_path / "in.onnx"
         jq.save(jq.load(MODEL), source, external=write.External(location="out.onnx.data", threshold=64))
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.preprocess(source, tmp_path / "out.onnx")
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.convert(source, tmp_path / "out.onnx", to="fp16")
         assert self.files(tmp_path) == ["in.onnx", "out.onnx.data"]
 
