@@ -99,7 +99,7 @@ def classify(scores: Mapping[str, Scores], labels: Labels, *, seed: int = 0) -> 
     for name, other in zip(list(scores)[1:], others, strict=True):
         if len(one.values) != len(other.values) or one.names != other.names:
             raise DataError(
-                f"the two models were run on different numbers of samples: {len(one.values)} and {len(other.values)}"
+                f"the two models were run on different samples, {len(one.values)} and {len(other.values)}; use the same data"
             )
         if one.values.shape == other.values.shape:
             wanted = labels.of(len(one.values), one.names)

@@ -137,7 +137,7 @@ def test_labels_by_name() -> None:
         classify({"m": scores}, Labels(np.array([1, 0])))
     with pytest.raises(DataError, match="start at different numbers"):
         classify({"m": scores}, Labels(np.array([1, 2, 3])))
-    with pytest.raises(DataError, match="different numbers of samples"):
+    with pytest.raises(DataError, match="different samples"):
         classify({"m": scores, "n": Scores(np.eye(3), ("a", "b", "c"))}, labels)
 
 
