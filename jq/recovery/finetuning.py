@@ -172,7 +172,7 @@ def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Round
             "finetuning needs strict_quark=False; got True: Quark's finetuning is not reproduced bit for bit"
         )
     if any(q.dynamic for q in plan.activations.values()):
-        raise ConfigError("finetuning needs fixed scales of activations; got dynamic=True; use dynamic=False")
+        raise ConfigError("finetuning needs fixed scales of activations; got dynamic ones; use dynamic=False")
     again = [s for i, s in enumerate(config.stages) if i and kind_of(s) == "layer"]
     if again:
         text = f"finetune={config.finetune!r}: {again[-1]!r} rounds the float weights again, so that earlier tuning"
