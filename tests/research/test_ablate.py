@@ -236,7 +236,7 @@ class TestCommand:
             ("seeds = [1, 1]\n[configs.a]", "each seed once"),
             ("seeds = [-1]\n[configs.a]", "of 0 or more; got -1"),
             ("", "needs configs"),
-            ("=", "no TOML"),
+            ("=", "not TOML"),
         ],
     )
     def test_mistakes_are_one_line(self, tmp_path, text, message):
