@@ -90,7 +90,7 @@ def presets() -> str:
         "# Presets\n\nThe names are Quark's, with or without `_CONFIG`. `jq-quant presets` prints this table, and "
         "`jq-quant quantize --config NAME --show-config` all [options](options.md) of one.\n\n"
     )
-    return head + table(("preset", "what it is", "chip", "cost on a MobileNet"), lines) + "\n"
+    return head + table(("preset", "description", "chip", "cost on a MobileNet"), lines) + "\n"
 
 
 def commands() -> str:

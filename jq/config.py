@@ -140,8 +140,7 @@ class QuantConfig:
     )
     end_bits: Literal[8, 16] | None = field(
         None,
-        "bits of the weights of the first and the last layers, of the activations that they read and of the outputs, where these "
-        "would have fewer",
+        "the minimum bits of the weights of the first and last layers, of the activations that they read and of the outputs",
     )
     weights_only: bool = field(False, "quantize weights and leave activations in float")
     dynamic: bool = field(False, "compute the scales of activations while the model runs, from its own data")
@@ -166,7 +165,7 @@ class QuantConfig:
     form_loss: float | None = field(
         0.001,
         "the largest squared error, relative to the power and summed over all Sigmoids, at which they become HardSigmoids, the "
-        "NPU's form, as measured on calibration data; None replaces them always, as Quark does",
+        "NPU's form, as measured on calibration data; None always replaces them, as Quark does",
         least=0,
     )
     whole: float | None = field(
@@ -179,13 +178,14 @@ class QuantConfig:
     )
     pairs: Pairs = field(
         "edges",
-        "readers with quantizers of their own: edges, float nodes (not in strict_quark); each; or shared, for none",
+        "which readers of a tensor get quantizers of their own: edges, nodes in float (not in strict_quark); each, all; shared, "
+        "none",
     )
     output_ties: float | None = field(
         0.02,
-        "the share of calibration samples whose two largest outputs may become equal, because an average pool at the end of "
-        "the network has the step of its input on the NPU; beyond it, the pool stays in float on the host; None: it is "
-        "always quantized",
+        "the share of calibration samples whose two largest outputs may become equal because, on the NPU, an average pool at "
+        "the end of the network keeps the step of its input; above it, the pool stays in float on the host; None always "
+        "quantizes the pool",
         least=0,
     )
     cle: bool | Literal["nagel"] = field(
@@ -195,16 +195,16 @@ class QuantConfig:
     bias_correction: bool | Literal["statistics"] = field(
         True,
         "correct biases for the mean shift that the rounding of weights and of short negative tails causes: True also fits "
-        "them layer by layer, where the guard finds that means shift and the outputs gain by it; statistics goes by what "
-        "calibration measured alone, which takes no time",
+        "them layer by layer, where the guard finds that means shift and the outputs gain by it; statistics uses only "
+        "what calibration measured, which takes no extra time",
     )
     constraints: tuple[str, ...] = field(CONSTRAINTS, "the NPU's constraints on exponents to apply", among=CONSTRAINTS)
     guard: float | None = field(
         18.0,
-        "the least SQNR in dB that a tensor may keep after rounding, measured on calibration data; a tensor that would keep "
-        "less is repaired or left in float, with a warning. The number is for activations in 8 bits: each bit less lowers it "
-        "by 6 dB, and weights, judged by their layer's output, and operands of a Concat by 8 dB. None (off on the command "
-        "line) disables the guard",
+        "the lowest SQNR in dB that a tensor may keep after rounding, measured on calibration data; a tensor that would keep "
+        "less is repaired or left in float, with a warning. The value applies to activations in 8 bits: each bit less lowers "
+        "it by 6 dB; for weights, judged by their layer's output, and operands of a Concat it is 8 dB lower. None (off on the "
+        "command line) disables the guard",
     )
     strict_quark: bool = field(False, "compute every exponent and code as Quark does, including its defects")
     finetune: str | None = field(
@@ -213,15 +213,15 @@ class QuantConfig:
         "descent, which adaround_only and descent run alone; adaquant moves weights to any code; gptq, gpfq and flexround are the "
         "roundings of these papers; own:name runs a rounding of your own (see `jq.finetune`). Block by block: block tunes "
         "weights, biases and the exponents of activations. All at once: network tunes the same; "
-        "exponents searches those of activations by the outputs, with the weights that the stages before it made",
+        "exponents searches those of activations, judged by the outputs, with the weights of the stages before it",
         among=STAGES,
         valid=_is_stages,
         needs=f"None, or stages with + between: {', '.join(STAGES)}, {OWN}name",
     )
     tune_weight_exponents: bool = field(
         False,
-        "let finetuning choose the powers of two of weights: stages of layers take, of three neighbours, the one that the layer "
-        "loses least with; the others learn them together with the weights",
+        "let finetuning choose the power-of-two scales of weights: layer stages choose, among three neighbours, the one with the "
+        "smallest error of the layer; the other stages learn them together with the weights",
     )
     finetune_steps: int | None = field(None, "steps for each unit; None uses the method's own number", least=1)
     finetune_rate: float | None = field(
@@ -243,7 +243,7 @@ class QuantConfig:
         valid=bool,
         needs="a tuple of at least one number above 0, at most 100",
     )
-    percentile_metric: PercentileMetric = field("mae", "what layerwise_percentile minimizes")
+    percentile_metric: PercentileMetric = field("mae", "the error that layerwise_percentile minimizes")
     bins: int = field(2048, "number of bins in histograms", **_STEPS)
     quantized_bins: int = field(
         128,
@@ -282,20 +282,20 @@ class QuantConfig:
         methods = ", ".join(m for m in get_args(Method) if m not in POWER_OF_TWO_METHODS)
         pot, float_scales = "scale='power_of_two'; got scale='float'", "scale='float'; got scale='power_of_two'"
         for broken, needs in (
-            (floats and self.method in POWER_OF_TWO_METHODS, f"method={self.method!r} needs {pot}; take one of {methods}"),
+            (floats and self.method in POWER_OF_TWO_METHODS, f"method={self.method!r} needs {pot}; use one of {methods}"),
             (not floats and self.per_channel and self.constraints,
-             f"per_channel needs {float_scales}, of which the NPU has one per tensor; for research, constraints=()"),
+             f"per_channel needs {float_scales}; the NPU has one scale per tensor; for research, set constraints=()"),
             (not floats and not self.symmetric and (self.constraints or self.method != "minmse"),
-             f"symmetric=False needs {float_scales}; take symmetric=True, or constraints=() and method='minmse'"),
+             f"symmetric=False needs {float_scales}; use symmetric=True, or constraints=() and method='minmse'"),
             (not floats and not self.weight_symmetric and self.constraints,
-             f"weight_symmetric=False needs {float_scales}; take True, or constraints=() for all codes of the type"),
-            (floats and self.constraints, f"constraints needs {pot}; take constraints=()"),
+             f"weight_symmetric=False needs {float_scales}; use weight_symmetric=True, or constraints=()"),
+            (floats and self.constraints, f"constraints needs {pot}; use constraints=()"),
             (self.bias == "int32" and not integers, "bias='int32' needs integer activations and weights; got "
-             f"{self.activation} and {self.weight}; take bias='weight'"),
+             f"{self.activation} and {self.weight}; use bias='weight'"),
             (self.dynamic and self.activation != UINT8, f"dynamic needs activation=UINT8; got {self.activation}; "
-             "take uint8, which DynamicQuantizeLinear computes"),
-            (self.strict_quark and self.cle == "nagel", "cle='nagel' needs strict_quark=False; got True; take cle=True"),
-            (floats and self.weight_method == "minmse", f"weight_method='minmse' needs {pot}; take minmax or mse"),
+             "use uint8, which DynamicQuantizeLinear computes"),
+            (self.strict_quark and self.cle == "nagel", "cle='nagel' needs strict_quark=False; got True; use cle=True"),
+            (floats and self.weight_method == "minmse", f"weight_method='minmse' needs {pot}; use minmax or mse"),
             (self.moving_average is not None and self.method not in ("minmax", "nonoverflow"),
              f"moving_average needs method='minmax' or 'nonoverflow'; got {self.method!r}"),
         ):  # fmt: skip
@@ -387,7 +387,7 @@ class QuantConfig:
         known = [f.name for f in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                raise ConfigError(f"no option {name!r}.{suggest(name, known)} There are: {', '.join(known)}")
+                raise ConfigError(f"no option {name!r}.{suggest(name, known)} Available: {', '.join(known)}")
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -543,7 +543,7 @@ class Presets(Mapping[str, QuantConfig]):
         full = "_".join((_FAMILIES.get(family, family), *rest))
         if full not in self._configs:
             near = suggest(full.upper(), [*self._configs, *_FAMILIES])
-            raise _UnknownPresetError(f"no preset {name!r}.{near} There are: {', '.join(self._configs)}")
+            raise _UnknownPresetError(f"no preset {name!r}.{near} Available: {', '.join(self._configs)}")
         return self._configs[full]
 
     def __iter__(self) -> Iterator[str]:

@@ -135,7 +135,7 @@ def quantize(
     graph = without_clips(graph, clips)
     params = {name: params[name] for name in graph.params}
     if not len(plan):
-        warnings.warn("nothing is quantized: no operator that the config names has a tensor of float32", stacklevel=2)
+        warnings.warn("nothing is quantized: no operator named by the config has a float32 tensor", stacklevel=2)
     log.info("planned: %s, %d moved for the NPU", plan, len(made.moves))
     pixels = preprocessing_of(data, original.inputs)
     metadata = _metadata(model, original, made.config) | (pixels.to_metadata() if pixels is not None else {})
@@ -297,7 +297,7 @@ def _saved_stats(path: str | os.PathLike[str], graph: Graph, config: QuantConfig
             else "another model, or other data for its equalization"
         )
         raise DataError(
-            f"the statistics in {os.fspath(path)} are of {why}; measure again: jq-quant calibrate MODEL --data DATA --config "
+            f"the statistics in {os.fspath(path)} belong to {why}; measure again: jq-quant calibrate MODEL --data DATA --config "
             f"CONFIG -o {os.fspath(path)}"
         )
     return stats
@@ -347,7 +347,7 @@ def _left_in_float(ready: Calibrated, config: QuantConfig) -> Iterator[str]:
         )
     heads = {n for head in left for n in head.nodes}
     if behind := [n for n in untraceable(ready.graph) if n not in heads]:
-        yield f"left in float: {len(behind)} nodes from {behind[0].label!r} on, where values of the data decide shapes"
+        yield f"left in float: {len(behind)} nodes from {behind[0].label!r} on, where data values determine shapes"
     yield from left_to_host(ready.graph, ready.guarded.plan, ready.stats, selected(ready.graph, config))
 
 
@@ -420,7 +420,7 @@ def _choices(ready: Calibrated, config: QuantConfig, plan: Plan, clips: BoundCho
         chosen["clips"] = str(clips)
     if ties := ties_of_outputs(ready.graph, plan, ready.stats):
         chosen["ties"] = ", ".join(f"{name} {share:.1%}" for name, share in ties.items())
-        chosen["ties"] += " of the samples, whose two largest values get the same code"
+        chosen["ties"] += " of the samples, in which the two largest values get the same code"
     return chosen
 
 

@@ -181,7 +181,10 @@ CASES: dict[str, tuple[Case, str]] = {
         "'sum'.*reads 'w'",
     ),
     "missing in subgraph": (written(subgraph_without_source()), "'inner'.*reads 'ghost'"),
-    "no producer of output": (written(model([helper.make_node("Abs", ["x"], ["z"])])), "output 'y' is made by no node"),
+    "no producer of output": (
+        written(model([helper.make_node("Abs", ["x"], ["z"])])),
+        "no node produces graph output 'y'",
+    ),
     "output twice": (written(model(TWICE)), "'two'.*'y' is defined twice"),
     "initializer twice": (written(model(initializers=(ZEROS, ZEROS))), "'w' is defined twice"),
     "input twice": (written(model(inputs=("x", "x"))), "'x' is defined twice"),
@@ -200,12 +203,12 @@ CASES: dict[str, tuple[Case, str]] = {
     "external negative offset": (written(external("w.bin", offset=-4), ("w.bin",)), "'w' needs 12 bytes"),
     "external length": (written(external("w.bin", length=99), ("w.bin",)), "'w' needs 12 bytes.*declares 99"),
     "external no number": (written(external("w.bin", offset="zero"), ("w.bin",)), "'w'.*zero"),
-    "fewer bytes than declared": (written(add_w(raw_data=bytes(8))), r"'w'.*\(3,\).*needs 12 bytes, the file holds 8"),
-    "more bytes than declared": (written(add_w(raw_data=bytes(16))), "'w'.*needs 12 bytes, the file holds 16"),
+    "fewer bytes than declared": (written(add_w(raw_data=bytes(8))), r"'w'.*\(3,\).*needs 12 bytes; the file holds 8"),
+    "more bytes than declared": (written(add_w(raw_data=bytes(16))), "'w'.*needs 12 bytes; the file holds 16"),
     "fewer values than declared": (written(add_w(float_data=[1.0])), "'w'"),
     "int4 size": (
         written(add_w(data_type=TensorProto.INT4, raw_data=bytes(3))),
-        "'w'.*needs 2 bytes, the file holds 3",
+        "'w'.*needs 2 bytes; the file holds 3",
     ),
     "no values": (written(add_w()), "'w'"),
     "unknown type": (written(add_w(data_type=99, raw_data=bytes(12))), "'w' has the unknown element type 99"),
@@ -239,7 +242,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "attribute of no function": (written(outside_a_function()), "'act'.*'alpha' refers to.*'slope'"),
     "metadata that are no text": (written(with_metadata()), "metadata entry b'.xffARK' is not UTF-8"),
     "names of many characters": (written(long_names()), r"mmm \.\.\. .*node output$"),
-    "graphs that nest deep": (written(nested(20)), "graphs nest 20 deep.*at most 16"),
+    "graphs that nest deep": (written(nested(20)), "subgraphs are nested 20 deep.*at most 16"),
     "sparse by their sum": (written(several_sparse(5)), "sparse tensor 'w4'.*0.3 GB"),
     "sparse terabytes": (written(sparse([1 << 36], [0])), "'w'"),
     "sparse index": (written(sparse([3], [7])), "'w'.*7"),
@@ -316,7 +319,7 @@ def test_reading_an_output_that_the_operator_does_not_give() -> None:
         helper.make_node("Relu", ["x"], ["a", "b"], name="act"),
         helper.make_node("Abs", ["b"], ["y"], name="reader"),
     ]
-    with pytest.raises(ModelError, match=r"'act' \(Relu, opset 17\) has 2 outputs, the operator has at most 1"):
+    with pytest.raises(ModelError, match=r"'act' \(Relu, opset 17\) has 2 outputs; the operator has at most 1"):
         load(model(nodes))
     vendor = [helper.make_node("Gelu", ["x"], ["a", "b"], domain="com.microsoft"), nodes[1]]  # without a schema
     graph = load(model(vendor, domains=("com.microsoft",)))
@@ -327,8 +330,8 @@ def test_reading_an_output_that_the_operator_does_not_give() -> None:
 @pytest.mark.parametrize(
     ("inputs", "line"),
     [
-        (["x"], "has 1 inputs, the operator has at least 2"),
-        (["x"] * 4, "has 4 inputs, the operator has at most 3"),
+        (["x"], "has 1 inputs; the operator has at least 2"),
+        (["x"] * 4, "has 4 inputs; the operator has at most 3"),
         (["x", "x", "", ""], ""),
     ],
 )
@@ -471,7 +474,7 @@ def test_windows_larger_than_any_image(op: str, attrs: dict[str, list[int]]) -> 
 def test_bits_that_float32_does_not_hold(bits: int) -> None:
     node = helper.make_node("FixNeuron", ["x"], ["y"], name="fix", domain="ai.onnx.contrib", bit_width=bits)
     graph = load(model([node], domains=("ai.onnx.contrib",)))
-    with pytest.raises(UnsupportedOp, match=rf"'fix'.*bit_width is {bits}; it may be 1 to 32"):
+    with pytest.raises(UnsupportedOp, match=rf"'fix'.*bit_width is {bits}; expected 1 to 32"):
         trace(graph)(graph.params, {"x": np.zeros((2, 3), np.float32)})
 
 

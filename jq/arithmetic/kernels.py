@@ -52,7 +52,8 @@ def conv(
     dtype = jnp.result_type(x, w) if dtype is None else jnp.dtype(dtype)
     if group < 1 or x.shape[-1] != w.shape[-2] * group or w.shape[-1] % group:
         raise ModelError(
-            f"{x.shape[-1]} channels in {group} groups do not fit weights for {w.shape[-2]} channels per group, {w.shape[-1]} out"
+            f"an input of {x.shape[-1]} channels in {group} groups does not fit a weight of {w.shape[-2]} input channels per "
+            f"group and {w.shape[-1]} output channels"
         )
     if lowering != "cpu":
         return _xla(x, w, strides, dilations, pads, group, dtype)

@@ -169,7 +169,7 @@ def round_product(
     """
     m, s = np.asarray(multiplier, np.int32), np.asarray(shift, np.int32)
     if np.any((m < 0) | (m >> 2 * _LIMB > 0) | (s < 0)):
-        raise ValueError(f"a factor of {m} / 2**{s} is no multiplier of 24 bits and a shift")
+        raise ValueError(f"factor {m} / 2**{s}: expected a multiplier of 0 to 24 bits and a shift of 0 or more")
     upper, lower = m >> _LIMB, m & _LOW
     # Beyond it, the result is, too.
     limit = np.minimum(-(-most * 2.0**s // np.maximum(m, 1)), WIDEST).astype(np.int32)

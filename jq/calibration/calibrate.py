@@ -83,7 +83,7 @@ def calibrate(
     config, graph = resolve(config), traceable(graph)
     if (empty := next((v for v in graph.inputs if 0 in (v.shape or ())), None)) is not None:
         raise ModelError(
-            f"input {empty} has no elements, so there is nothing to calibrate; give it other dims, or free ones"
+            f"input {empty} has no elements, so there is nothing to calibrate; make these dims positive or free"
         )
     source = open_source(data, graph.inputs, seed=config.seed)
     step = _Step.of(graph, config, source, mesh, like.observers if like is not None else None, observers or {})
@@ -111,7 +111,7 @@ def calibrate(
         outgrown = [t for t in judged if stats.best_exponent(t) is None]
         if outgrown and not source.again:
             raise DataError(
-                f"tensor {outgrown[0]!r} left the exponents that the first {_FIRST} samples put in question, and the data "
+                f"tensor {outgrown[0]!r} needs exponents beyond the candidates from the first {_FIRST} samples, and the data "
                 "cannot be read again; give a list, arrays or a reader with rewind()"
             )
         if outgrown:  # the range is known now, so that this pass is the last
@@ -238,7 +238,7 @@ def _places(step: _Step, batches: Iterator[Batch]) -> tuple[dict[str, Place], It
     if any(o.growth == 1 for o in bins):
         if not step.stream.source.again:
             raise DataError(
-                "this method reads the data twice, first for the range of its histograms: give a list, arrays or a "
+                "this method reads the data twice, the first time for the range of its histograms; give a list, arrays or a "
                 "reader with rewind(), or set histogram_range='first'"
             )
         finder = step.observing(placed)
@@ -287,8 +287,8 @@ def _added(step: _Step, stats: Stats, batch: Batch, seen: States) -> tuple[_Step
                 if observer.bins * growth > _MOST_BINS:
                     owner = step.observed.owner(name, int(covered.argmin()))
                     raise DataError(
-                        f"tensor {owner!r} outgrew the range of the first data so far that its histogram would need "
-                        f"{observer.bins * growth:,} bins; let typical data come first, or take another method"
+                        f"tensor {owner!r} exceeds the range of the first samples so far that its histogram would need "
+                        f"{observer.bins * growth:,} bins; put typical samples first, or use another method"
                     )
                 stats = stats.grown(name, growth)
                 step = step.observing(stats.observers)
@@ -319,7 +319,7 @@ def _check_finite(observed: Observed, states: States, batch: Batch) -> None:
                 last = batch.start + batch.count - 1
                 raise DataError(
                     f"tensor {observed.owner(name, int(rows.argmax()))!r} has {kind} in samples {batch.start} to {last}: "
-                    "the model overflows on them, or they are damaged"
+                    "either the model overflows on these samples, or they are damaged"
                 )
 
 

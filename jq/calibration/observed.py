@@ -167,7 +167,7 @@ class Observed:
         shapes = _float_shapes(graph, tensors, stream)
         largest = max(map(math.prod, shapes.values()), default=0)
         if largest * stream.size >= 1 << 31:
-            raise ConfigError(f"batch={stream.size} of tensors of {largest} elements cannot be counted in 32 bits")
+            raise ConfigError(f"batch={stream.size} with tensors of {largest} elements exceeds 32-bit counts; use less")
         rows = {
             tensor: {name: o.rows(shape) if o.observes(tensor) else 0 for name, o in observers.items()}
             for tensor, shape in shapes.items()

@@ -68,7 +68,7 @@ class Stats:
     def rows(self, tensor: str, observer: str) -> State:
         """A tensor's rows of an observer's state."""
         if tensor not in self.tensors:
-            raise DataError(f"no statistics of tensor {tensor!r}.{suggest(tensor, self.tensors)}")
+            raise DataError(f"no statistics for tensor {tensor!r}.{suggest(tensor, self.tensors)}")
         where = self._offsets[tensor][observer]
         return {k: v[where] for k, v in self.states[observer].items()}
 
@@ -188,15 +188,15 @@ class Stats:
         """
         mine, theirs = ((s.config, s.tensors, s.observers.keys()) for s in (self, other))
         if mine != theirs:
-            raise DataError("statistics of different models or configs do not merge")
+            raise DataError("statistics of different models or configs cannot be merged")
         for name in self.observers:
             self, other = self._grown_like(other, name), other._grown_like(self, name)
         if self.observers != other.observers or any(
             not np.array_equal(v, other.places[o][k]) for o, place in self.places.items() for k, v in place.items()
         ):
             raise DataError(
-                "the candidates or bins of these statistics lie in different places; "
-                "calibrate the second run with like= the first"
+                "these statistics have different candidates or bins, so they cannot be merged; "
+                "calibrate the second run with the first as like="
             )
         states = {name: o.merge(self.states[name], other.states[name]) for name, o in self.observers.items()}
         return dataclasses.replace(self, states=states, samples=self.samples + other.samples)
@@ -254,7 +254,9 @@ def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
             header = files.parsed((file.metadata() or {})["jq"])
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no dict
         if header["version"] != _VERSION:
-            raise DataError(f"{path} is of version {header['version']}; this jq reads version {_VERSION}")
+            raise DataError(
+                f"{path} has version {header['version']}; this jq reads version {_VERSION}; calibrate again"
+            )
         observers = {name: _observer(fields) for name, fields in header["observers"].items()}
         parts: dict[str, dict[str, dict[str, np.ndarray]]] = {k: {o: {} for o in observers} for k in ("state", "place")}
         for key, array in arrays.items():
@@ -267,7 +269,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Stats, Mapping[str, Any]]:
     except Error:
         raise
     except Exception as error:  # safetensors and json raise several kinds on damaged files
-        raise DataError(f"{path} holds no statistics that jq wrote: {error}") from error
+        raise DataError(f"{path} is not a statistics file written by jq: {error}") from error
     return stats, extra
 
 
@@ -279,7 +281,7 @@ def _check(stats: Stats) -> None:
         state = wide(observer.init(rows, place))
         for given, expected in ((stats.places[name], place), (stats.states[name], state)):
             if _types(given) != _types(expected):
-                raise DataError(f"observer {name!r} of {rows} rows has {_types(given)}; expected {_types(expected)}")
+                raise DataError(f"observer {name!r} with {rows} rows has {_types(given)}; expected {_types(expected)}")
 
 
 def _types(arrays: Mapping[str, Any]) -> dict[str, str]:
@@ -293,7 +295,7 @@ def _observer(described: Mapping[str, Any]) -> Observer:
     known = {kind.__name__: kind for kind in kinds}
     name, fields = described["kind"], {k: v for k, v in described.items() if k != "kind"}
     if name not in known:
-        raise DataError(f"no observer {name!r} is known here: import the module that defines it first")
+        raise DataError(f"unknown observer {name!r}: import the module that defines it first")
     values: dict[str, Any] = {k: Integer(**v) if isinstance(v, dict) else v for k, v in fields.items()}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return known[name](**values)

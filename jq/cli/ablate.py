@@ -32,7 +32,7 @@ def ablate(
         list[str] | None, typer.Option("--model", help="Run only this model of the experiment; may be repeated.")
     ] = None,
     workers: Workers = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs without running them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the groups of runs, but run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON document.")] = False,
 ) -> None:
     """Quantize models with many configs and seeds, and tabulate the results.
@@ -57,8 +57,8 @@ def ablate(
         groups = [(i, g.subject, len(g.runs), g.results, _configs([r.name for r in g.runs])) for i, g in
                   enumerate(work.groups)]  # fmt: skip
         columns = ("group", "model", "runs", "results", "configs")
-        title = f"{len(runs)} runs to do, {len(work.done)} done"
-        note = "A group is calibrated once; its results are those that can differ."
+        title = f"{len(runs)} runs left, {len(work.done)} done"
+        note = "A group is calibrated once; results counts those that can differ."
         answer(as_json, {"done": len(work.done), "runs": runs}, table(columns, groups, title), note)
         return
     with executor_of(workers) as executor:

@@ -22,7 +22,7 @@ def auto(
         str | None,
         typer.Option(
             help="'top1 -0.5' (points below float), 'agreement 98' (percent), 'kl 0.02', 'sqnr 25' (dB), or "
-            "'metric.py:function 0.98' [the best trade of accuracy for cost].",
+            "'metric.py:function 0.98' [the best trade-off between accuracy and cost].",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def auto(
     float_islands: Annotated[
         int,
         typer.Option(
-            help="Add at most this many regions in a wider format; those of heads and of the guard are not counted."
+            help="Add at most this many regions in a wider format; those added for heads and by the guard do not count."
         ),
     ] = 1,
     wide: Annotated[
@@ -62,7 +62,7 @@ def auto(
         ),
     ] = None,
     max_cost: Annotated[
-        float, typer.Option(help="The most bit operations of a model, relative to 8 bits everywhere.")
+        float, typer.Option(help="The maximum of bit operations, relative to 8 bits everywhere.")
     ] = 1.15,
     ledger: Annotated[
         Path | None,

@@ -49,7 +49,7 @@ def demo(
         table(("", *names), rows, "XINT8 on the bundled Fashion-MNIST images"),
         *(f"written: {folder / f'{name}_xint8'}.onnx, .html" for name in names),
         "Next:",
-        f"  open {folder / f'{names[-1]}_xint8.html'} in a browser: what each tensor lost",
+        f"  open {folder / f'{names[-1]}_xint8.html'} in a browser to see what each tensor lost",
         f"  jq-quant inspect {model}",
         "  jq-quant lint YOUR_MODEL.onnx",
         "  jq-quant quantize YOUR_MODEL.onnx --data YOUR_IMAGES/ --report report.html",

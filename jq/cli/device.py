@@ -39,7 +39,7 @@ def device_report(
         typer.Option(help="The vitisai_ep_report.json of an earlier run, if this run writes none.", show_default=False),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="The right classes, as `evaluate` takes them.", show_default=False)
+        Path | None, typer.Option(help="The true classes, as `evaluate` reads them.", show_default=False)
     ] = None,
     scores: Annotated[
         str | None, typer.Option(help="The output with the scores of the classes, if there are several outputs.")
@@ -50,7 +50,7 @@ def device_report(
     ] = False,
     benchmark: Annotated[bool, typer.Option(help="Time 100 runs, for at most 20 seconds.")] = True,
     read: Annotated[
-        Path | None, typer.Option(help="Show a report that you received, and run nothing.", show_default=False)
+        Path | None, typer.Option(help="Show a report that you received, but run nothing.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

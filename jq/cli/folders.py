@@ -13,7 +13,7 @@ def check_folder(option: str, paths: Path | Iterable[Path] | None) -> None:
 
     >>> check_folder("--output", Path("no_such_folder/model.onnx"))
     Traceback (most recent call last):
-    jq.errors.ConfigError: --output no_such_folder/model.onnx: there is no folder no_such_folder; give --make-dirs to make it
+    jq.errors.ConfigError: --output no_such_folder/model.onnx: there is no folder no_such_folder; add --make-dirs to create it
     """
     for path in [paths] if isinstance(paths, Path) else paths or ():
         folder = path.parent
@@ -23,5 +23,5 @@ def check_folder(option: str, paths: Path | Iterable[Path] | None) -> None:
         missing = folder.relative_to(parent).parts[0]
         near = suggest(missing, (p.name for p in parent.iterdir() if p.is_dir())) if parent.is_dir() else ""
         raise ConfigError(
-            f"{option} {path}: there is no folder {folder}; give --make-dirs to make it.{near}".removesuffix(".")
+            f"{option} {path}: there is no folder {folder}; add --make-dirs to create it.{near}".removesuffix(".")
         )

@@ -29,7 +29,7 @@ def inspect(
         list[str] | None,
         typer.Option(
             metavar="NAME=1,3,224,224",
-            help="The shape of an input whose dims are free, and are 1 otherwise; may be repeated.",
+            help="The shape of an input with free dims [1 for each free dim]; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -118,7 +118,7 @@ def preprocess(
         bool, typer.Option("--auto-merge", help="In symbolic shape inference, merge dims that conflict.")
     ] = False,
     int_max: Annotated[
-        int, typer.Option(help="In symbolic shape inference, the end of a Slice that counts as no end.")
+        int, typer.Option(help="In symbolic shape inference, treat the end of a Slice as unbounded from this value on.")
     ] = 2**31 - 1,
     guess_output_rank: Annotated[
         bool,
@@ -132,12 +132,14 @@ def preprocess(
         bool, typer.Option("--save-as-external-data", help="Write weights to files beside the model.")
     ] = False,
     all_tensors_to_one_file: Annotated[
-        bool, typer.Option("--all-tensors-to-one-file", help="Write all weights to one such file.")
+        bool, typer.Option("--all-tensors-to-one-file", help="Write all weights to one external file.")
     ] = False,
     external_data_location: Annotated[
         str | None, typer.Option(help="The name of that file [OUTPUT.data].", show_default=False)
     ] = None,
-    external_data_size_threshold: Annotated[int, typer.Option(help="Keep weights of fewer bytes in the model.")] = 1024,
+    external_data_size_threshold: Annotated[
+        int, typer.Option(help="Keep weights with fewer bytes than this in the model.")
+    ] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Infer all shapes of a float model, and let onnxruntime optimize it.
@@ -175,7 +177,7 @@ def preprocess(
     answer(
         as_json,
         summary,
-        f"{summary['nodes']} nodes; shapes known of {summary['shapes']} of {summary['tensors']} tensors",
+        f"{summary['nodes']} nodes; shapes known for {summary['shapes']} of {summary['tensors']} tensors",
         f"written: {output}",
     )
 

@@ -94,7 +94,7 @@ Benchmark = Annotated[
     bool, typer.Option("--benchmark", help="Time 100 runs of one sample after 10 to warm up, for at most 20 seconds.")
 ]
 LabelOffset = Annotated[
-    int, typer.Option(help="Add this to each label: 1 if the model has a class for the background in front.")
+    int, typer.Option(help="Add this to each label: 1 if the model's first class is the background.")
 ]
 Limit = Annotated[
     int | None,
@@ -139,7 +139,7 @@ def executor_of(workers: int | None) -> Iterator[jq.research.Processes | None]:
 def check_output(option: str, path: Path | None, suffixes: Iterable[str]) -> None:
     """Raise a ConfigError, before any work, if a file with one of these endings cannot be written there."""
     if path is not None and path.suffix not in suffixes:
-        raise ConfigError(f"{option} needs a name that ends with {' or '.join(suffixes)}; got {path}")
+        raise ConfigError(f"{option} needs a name that ends in {' or '.join(suffixes)}; got {path}")
     files.check_writable(path)
 
 
@@ -181,7 +181,7 @@ def config_of(name: str, model: Path | None) -> jq.QuantConfig:
     if not is_quarks(table):
         return read_config(name)
     if model is None:
-        raise ConfigError(f"{name} is a Quark config, which is read for a model; give the model, too")
+        raise ConfigError(f"{name} is a Quark config, which can only be read for a model; give the model, too")
     try:
         return quant_config(table, jq.load(model))
     except ConfigError as error:

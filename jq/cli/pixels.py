@@ -42,7 +42,7 @@ PIXEL_OPTIONS: Mapping[str, Any] = {
     "crop": _option("Cut SIZE or HEIGHT,WIDTH out of the centre [the model's size].", "SIZE"),
     "interpolation": _option("How to resize: nearest, bilinear, bicubic, lanczos or box.", "NAME"),
     "order": _option("The order of the channels: RGB or BGR.", "ORDER"),
-    "layout": _option("NCHW or NHWC, if the model's input does not tell.", "LAYOUT"),
+    "layout": _option("NCHW or NHWC, if it is not clear from the model's input.", "LAYOUT"),
 }
 
 
@@ -145,7 +145,7 @@ def function_in(file: Path, name: str) -> Callable[..., Any]:
     """Return a function of a Python file of the user's."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise ConfigError(f"cannot read {file}: it is no Python file")
+        raise ConfigError(f"cannot read {file}: it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

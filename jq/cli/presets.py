@@ -31,7 +31,7 @@ def presets(
     Example: jq-quant quantize --config XINT8 --show-config
     """
     rows = [(name, sentence(config), chip(config), cost(config)) for name, config in jq.presets.items()]
-    columns = ("preset", "what it is", "chip", "cost on a MobileNet")
+    columns = ("preset", "description", "chip", "cost on a MobileNet")
     document = [dict(zip(("preset", "what", "chip", "cost"), row, strict=True)) for row in rows]
     answer(as_json, document, table(columns, rows))
 

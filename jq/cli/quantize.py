@@ -124,7 +124,7 @@ def quantize(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     show_config: Annotated[
         bool,
-        typer.Option("--show-config", help="Print the config as TOML (with --json, as JSON), and quantize nothing."),
+        typer.Option("--show-config", help="Print the config as TOML (with --json, as JSON), but quantize nothing."),
     ] = False,
     model_input: Annotated[Path | None, typer.Option("--model_input", hidden=True)] = None,
     equalized: Annotated[bool, typer.Option("--cross_layer_equalization", hidden=True)] = False,

@@ -88,9 +88,7 @@ def evaluate(
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(
-            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; shows top-1 and top-5."
-        ),
+        typer.Option(help="The true classes: .npy, .npz, .txt, or .csv of label or name,label; adds top-1 and top-5."),
     ] = None,
     label_offset: LabelOffset = 0,
     model: Annotated[
@@ -102,7 +100,7 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="What --model runs on: an .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION."
+            help="The data for --model: an .npz or .npy file, a folder of images or arrays, or FILE.py:FUNCTION."
         ),
     ] = None,
     reading: Reading = "onnxruntime",
@@ -160,9 +158,9 @@ def evaluate(
         twice = next(m for m in models if models.count(m) > 1)
         raise ConfigError(f"--model needs two different models; got {twice} twice")
     if benchmark and not models:
-        raise ConfigError("--benchmark times what --model names; got no --model")
+        raise ConfigError("--benchmark times the models that --model names; got no --model")
     if ep_context is not None and len(models) > 1:
-        raise ConfigError("--ep-context is a file of one compiled model; give one --model")
+        raise ConfigError("--ep-context saves one compiled model; give --model once")
     asked = reading_of(reading, provider_option, ep_context, ep_context_embed)
     if csv is not None and len(results) != 2:
         raise ConfigError(f"--csv needs two folders of results; got {len(results)}")
@@ -233,7 +231,7 @@ def _answer_metric(
 
 def _beside(change: Estimate | None, first: Path) -> str:
     """The change from the first model with its 95 % interval, of any other."""
-    return "" if change is None else f", {change:+.4f} beside {first}"
+    return "" if change is None else f", {change:+.4f} compared with {first}"
 
 
 def _answer_boxes(models: list[Path], data: Any, labels: Path | None, reading: AnyReading, as_json: bool) -> None:

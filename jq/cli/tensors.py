@@ -46,7 +46,7 @@ def calibrate(
     model: FloatModel,
     data: Data = None,
     config: Config = "XINT8",
-    method: Annotated[str | None, typer.Option(help="How scales are found [as in the config].")] = None,
+    method: Annotated[str | None, typer.Option(help="The calibration method [as in the config].")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write the statistics here; an interrupted run resumes from it."),
@@ -104,7 +104,7 @@ def compare(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="The right classes: .npy, .npz, .txt, or .csv of label or name,label; adds top-1 to the verdict.",
+            help="The true classes: .npy, .npz, .txt, or .csv of label or name,label; adds top-1 to the verdict.",
             show_default=False,
         ),
     ] = None,
@@ -171,7 +171,7 @@ def sensitivity(
     mode: Annotated[str, typer.Option(help="Quantize each one alone, or all but one: alone or all_but_one.")] = "alone",
     kind: Annotated[str, typer.Option(help="Which tensors: activations, weights or both.")] = "both",
     screen: Annotated[
-        int | None, typer.Option(help="Measure this many, and keep the second-order estimate of the others [all].")
+        int | None, typer.Option(help="Measure this many, and keep the second-order estimate for the others [all].")
     ] = None,
     limit: Limit = None,
     workers: Workers = None,

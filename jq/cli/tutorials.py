@@ -10,7 +10,7 @@ from jq.plan.selection import literal
 def algorithm_of(config: QuantConfig, fast: bool, adaround: bool, adaquant: bool) -> str | None:
     """Return the finetuning that the flags ask for: --fast_finetune is AdaRound where the config has none of its own."""
     if adaround and adaquant:
-        raise ConfigError("--adaround and --adaquant exclude each other; give one of them")
+        raise ConfigError("--adaround and --adaquant are mutually exclusive; give one of them")
     if adaround or adaquant:
         return "adaround" if adaround else "adaquant"
     return config.finetune or ("adaround" if fast else None)

@@ -64,7 +64,7 @@ def readable(path: Path, kind: str = "") -> Iterator[None]:
     except Exception as error:  # numpy, zipfile, zlib and Pillow's plugins raise a dozen kinds
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         if any(words in text.lower() for words in ("pickle", "python objects")):
-            text = "no arrays of numbers; pickled objects are refused, since to read them is to run them"
+            text = "it holds no arrays of numbers; pickled objects are refused, because reading them can run any code"
         raise DataError(f"cannot read {kind}{path}: {getattr(error, 'strerror', None) or text}") from error
 
 

@@ -59,16 +59,16 @@ def fitting(value: Value, array: np.ndarray, pixels: Preprocessing | None, where
     channels = array.shape[-3:][2 if last != moved else 0] if array.ndim >= 3 else 0
     if moved:
         words.append(
-            "channels moved behind height and width" if last else "channels moved in front of height and width"
+            "channels are moved behind height and width" if last else "channels are moved in front of height and width"
         )
     how = None
     if array.dtype == np.uint8 and len(shape) == 4 and channels in (1, 3):
         how = pixels or UNIT
         if any(np.size(v) not in (1, channels) for v in (how.mean, how.std)):
             raise DataError(f"{where}: mean and std do not fit the {channels} channels of input {value}")
-        words.append(f"bytes taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
+        words.append(f"bytes are taken as pixels and fed as {how.values}{'' if pixels else _ADVICE}")
     elif array.dtype == np.float64 and value.dtype != np.float64:
-        words.append(f"float64 rounded to {value.dtype}")
+        words.append(f"float64 is rounded to {value.dtype}")
     elif array.dtype != value.dtype:
         return None
     if not words:

@@ -72,7 +72,9 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     _pillow()
     path, value = folder.path, inputs[0]
     if len(inputs) > 1 or value.shape is None or len(value.shape) != 4:
-        raise DataError(f"{path}: images fit one input of rank 4; the model has {', '.join(map(str, inputs))}")
+        raise DataError(
+            f"{path}: images need a model with one input of rank 4; this one has {', '.join(map(str, inputs))}"
+        )
     guesses = ((layout, c) for c in (3, 1) for layout in ("NCHW", "NHWC") if value.shape[layout.index("C")] == c)
     layout = folder.layout or next(guesses, (None, 0))[0]
     if layout is None:
@@ -88,7 +90,7 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     if not integer and (value.dtype is None or not jnp.issubdtype(value.dtype, jnp.floating)):
         raise DataError(f"{path}: pixels do not fit input {value}; give arrays of that type")
     if integer and (np.any(folder.mean) or np.any(np.asarray(folder.std) != 1)):
-        raise ConfigError(f"{path}: input {value} takes pixels as they are, so mean and std have no effect")
+        raise ConfigError(f"{path}: input {value} takes raw pixels, so mean and std have no effect; leave them out")
     with np.errstate(over="ignore"):
         ends = np.repeat(np.array([[0], [255]], np.uint8), channels, axis=1)
         extremes = folder.apply(ends).astype(np.float32 if integer else value.dtype)
@@ -107,7 +109,9 @@ def reader(folder: ImageFolder, inputs: Sequence[Value]) -> tuple[list[list[Path
     def read(group: list[Path]) -> Sample:
         arrays = [decode(file) for file in group]
         if len({a.shape for a in arrays}) > 1:
-            raise DataError(f"{group[0]} and those after it differ in size; pass ImageFolder(path, crop=...)")
+            raise DataError(
+                f"{group[0]} and the other images of its batch differ in size; pass ImageFolder(path, crop=...)"
+            )
         return {value.name: np.stack(arrays)}
 
     return [files[i : i + size] for i in range(0, len(files), size)], read
@@ -139,7 +143,7 @@ def _pixels(
     filter = getattr(_pillow().Resampling, how.interpolation.upper())
     with readable(file, "the image "), _open(file) as image:
         if image.mode.startswith(("I", "F")):
-            raise DataError(f"{file}: its pixels have more than 8 bits; give arrays instead")
+            raise DataError(f"{file} has pixels of more than 8 bits; give arrays instead")
         sizes = (image.height, image.width)
         wanted = [d if isinstance(d, int) else None for d in crop]
         resize = how.resize
@@ -157,7 +161,7 @@ def _pixels(
         _check_size(file, sizes, out)
         if any(o > g for o, g in zip(out, grown, strict=True)):
             raise DataError(
-                f"{file}: with {grown[1]}x{grown[0]} pixels it is too small to crop {out[1]}x{out[0]} pixels"
+                f"{file}: an image of {grown[1]}x{grown[0]} pixels, after resizing, is too small to crop {out[1]}x{out[0]} pixels"
             )
         # The part that remains is cut out first: what a thin image would grow to need not fit in memory.
         height, width = (min(s, o / f) for s, o, f in zip(sizes, out, factors, strict=True))
@@ -182,7 +186,7 @@ def letterbox(sizes: Sequence[int], into: Sequence[int]) -> tuple[tuple[int, int
 def _letterboxed(image: Any, file: Path, wanted: Sequence[int | None], filter: Any) -> np.ndarray:
     """The whole image in the middle of the input, on gray."""
     if None in wanted:
-        raise DataError(f"{file}: resize='letterbox' needs an input of fixed height and width; give crop too")
+        raise DataError(f"{file}: resize='letterbox' needs an input of fixed height and width, or crop; give crop")
     into = [w for w in wanted if w is not None]
     _check_size(file, (image.height, image.width), into)
     (height, width), (top, left) = letterbox((image.height, image.width), into)
@@ -195,7 +199,9 @@ def _letterboxed(image: Any, file: Path, wanted: Sequence[int | None], filter: A
 def _check_size(file: Path, sizes: Sequence[int], *made: Sequence[int]) -> None:
     """Raise a DataError if an image has, or is resized to, too many pixels."""
     if max(map(math.prod, (sizes, *made))) > (_pillow().MAX_IMAGE_PIXELS or math.inf):
-        raise DataError(f"{file}: an image of {sizes[1]}x{sizes[0]} pixels becomes too large")
+        raise DataError(
+            f"{file}: an image of {sizes[1]}x{sizes[0]} pixels is too large, or becomes too large when resized"
+        )
 
 
 def _open(file: Path) -> Any:
@@ -208,5 +214,5 @@ def _pillow() -> Any:
     try:
         import PIL.Image
     except ImportError as error:
-        raise ConfigError("to read images, Pillow is needed: pip install pillow") from error
+        raise ConfigError("reading images needs Pillow: pip install pillow") from error
     return PIL.Image

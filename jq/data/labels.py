@@ -39,7 +39,7 @@ class Labels:
         missing = [name for name in names if name not in known]
         if missing:
             near = suggest(missing[0], known)
-            raise DataError(f"{len(missing)} samples have no label, the first is {missing[0]!r}.{near}")
+            raise DataError(f"{len(missing)} samples have no label; the first is {missing[0]!r}.{near}")
         return np.array([known[name] for name in names])
 
 
@@ -59,9 +59,9 @@ def read_labels(path: str | os.PathLike[str], offset: int = 0) -> Labels:
     """
     path = Path(path)
     if abs(offset) >= _MOST_CLASSES:
-        raise ConfigError(f"an offset of labels is below {_MOST_CLASSES} either way; got {offset}")
+        raise ConfigError(f"the offset of labels must be less than {_MOST_CLASSES} in magnitude; got {offset}")
     if path.suffix.lower() not in _LABELS:
-        raise DataError(f"{path}: expected labels in a file with one of {', '.join(_LABELS)}")
+        raise DataError(f"{path}: expected a file of labels that ends in one of {', '.join(_LABELS)}")
     if path.suffix.lower() in (".npy", ".npz"):
         return Labels(_from_array(path) + offset)
     text = files.text(path)

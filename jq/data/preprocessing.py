@@ -52,7 +52,7 @@ class Preprocessing:
         for name in ("resize", "crop"):
             object.__setattr__(self, name, _size(name, getattr(self, name)))
         if not np.all(self.std):
-            raise ConfigError("preprocessing: std holds a zero, by which pixels would be divided")
+            raise ConfigError("preprocessing: std contains 0, but pixels are divided by it")
         if not (np.isfinite(self.scale) and self.scale > 0):
             raise ConfigError(f"preprocessing: scale needs a number above 0; got {self.scale!r}")
 
@@ -122,7 +122,7 @@ class Preprocessing:
         known = {f.name for f in dataclasses.fields(Preprocessing)}
         for name in options.keys() - known - {"preset"}:
             raise ConfigError(
-                f"{where} has no option {name!r}.{suggest(name, known)} There are: {', '.join(sorted(known))}"
+                f"{where} has no option {name!r}.{suggest(name, known)} Available: {', '.join(sorted(known))}"
             )
         start = preset(options["preset"]) if "preset" in options else Preprocessing()
         return dataclasses.replace(start, **{k: v for k, v in options.items() if k != "preset"})
@@ -192,7 +192,7 @@ def stored_preprocessing(metadata: Mapping[str, str]) -> Preprocessing | None:
     try:
         options = files.parsed(metadata[METADATA])
     except ValueError as error:
-        raise ConfigError(f"the model's metadata {METADATA!r} is no JSON: {error}; give --prep") from error
+        raise ConfigError(f"the model's metadata {METADATA!r} is not JSON: {error}; give --prep") from error
     if not isinstance(options, dict):
         raise ConfigError(f"the model's metadata {METADATA!r} needs options by name; got {options!r}; give --prep")
     return Preprocessing.from_dict(options, f"the model's metadata {METADATA!r}")

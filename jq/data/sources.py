@@ -93,9 +93,9 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
         if value.containers or value.dtype == np.dtype(object):
             raise DataError(f"input {value} is not a tensor of numbers; data for it cannot be read")
     if not inputs:
-        raise DataError("the model has no inputs, so there is nothing to feed it with")
+        raise DataError("the model has no inputs, so it cannot be run on data")
     if data is None:
-        text = f"{RANDOM_SAMPLES} random samples of seed {seed}; pass real data for ranges with a meaning"
+        text = f"{RANDOM_SAMPLES} random samples of seed {seed} are used; pass real data for meaningful ranges"
         warnings.warn(f"no data given: {text}", UserWarning, stacklevel=3)
         return _from_random(inputs, seed)
     if isinstance(data, images.ImageFolder):
@@ -111,7 +111,7 @@ def open_source(data: Any, inputs: Sequence[Value], *, seed: int = 0) -> Source:
         again = iter(data) is not data
     except TypeError:
         known = "a reader with get_next(), an iterable of {input name: array}, arrays, a path or None"
-        raise DataError(f"data of type {type(data).__name__!r}: expected {known}") from None
+        raise DataError(f"data of type {type(data).__name__!r} are not supported; expected {known}") from None
     if not isinstance(data, (list, tuple)):
         return _from_items(lambda: iter(data), inputs, again, None, pixels)
     length = sum(len(_split(item, inputs, f"item {i}", pixels)) for i, item in enumerate(data))
@@ -251,7 +251,9 @@ def _stacked(data: Any, inputs: Sequence[Value], where: str) -> Source:
             continue
         total, left = (len(array), len(array) % size) if array.ndim else (1, 0)
         if left:
-            raise DataError(f"{where}: {total} samples, no multiple of the batch {size} of {value}; leave {left} out")
+            raise DataError(
+                f"{where}: {total} samples are not a multiple of the batch {size} of input {value}; leave {left} out"
+            )
         stack[value.name] = array.reshape(total // size, size, *array.shape[1:]) if array.ndim else array[None]
     counts = {name: len(array) for name, array in stack.items()}
     if not all(counts.values()):
@@ -305,7 +307,7 @@ def _read_all(reader: Any) -> Iterator[Mapping[str, Any]]:
     with contextlib.suppress(StopIteration):  # of an iterator inside; onnxruntime's own readers return None
         while (item := reader.get_next()) is not None:
             if not isinstance(item, Mapping):
-                raise DataError(f"get_next() returned {type(item).__name__!r}, expected {{input name: array}} or None")
+                raise DataError(f"get_next() returned {type(item).__name__!r}; expected {{input name: array}} or None")
             yield item
 
 
@@ -340,7 +342,9 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
                 "give data, or fix its dims"
             )
     if (size := sum(map(math.prod, shapes))) > _MOST_RANDOM:
-        raise DataError(f"no data given, and random data of {size:,} numbers for each sample are not made; give data")
+        raise DataError(
+            f"no data given, and random data of {size:,} numbers for each sample would be too large; give data"
+        )
 
     def read(i: int) -> Sample:
         rng, sample = np.random.default_rng([seed, i]), {}
@@ -349,7 +353,7 @@ def _from_random(inputs: Sequence[Value], seed: int) -> Source:
                 made = rng.standard_normal(shape) if _is_float(value.dtype) else rng.integers(0, 2, shape)
                 sample[value.name] = np.asarray(made).astype(value.dtype)
             except (MemoryError, ValueError) as error:  # of a damaged or hostile model
-                raise DataError(f"no memory for random data of input {value}: {error}") from error
+                raise DataError(f"not enough memory for random data for input {value}: {error}") from error
         return sample
 
     return _from_each(range(RANDOM_SAMPLES), read)
@@ -407,7 +411,7 @@ def _load(path: Path, inputs: Sequence[Value]) -> Any:
             if len(alike) == 1:
                 return content.read(alike[0])
         held, expected = ", ".join(map(str, members.values())) or "no arrays", ", ".join(map(str, inputs))
-        raise DataError(f"{path} holds {held}; the model needs {expected}: name the arrays like its inputs")
+        raise DataError(f"{path} holds {held}; the model needs {expected}; name the arrays after its inputs")
 
 
 def _arrays(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessing | None = None) -> Sample:
@@ -451,14 +455,14 @@ def _array(value: Value, given: Any, where: str) -> np.ndarray:
         if python and value.dtype and (array.dtype != np.float64 or _is_float(value.dtype)):
             array = np.asarray(given, value.dtype)
     except Exception as error:  # ragged lists, numbers out of range, tensors of another device
-        hint = " (of a loader of (images, labels), pass the images only)" if isinstance(given, (list, tuple)) else ""
-        raise DataError(f"{where}: input {value.name!r} is no array: {str(error).splitlines()[0]}{hint}") from error
+        hint = " (from a loader of (images, labels), pass only the images)" if isinstance(given, (list, tuple)) else ""
+        raise DataError(f"{where}: input {value.name!r} is not an array: {str(error).splitlines()[0]}{hint}") from error
     if value.dtype is None and (array.dtype.kind in "biufc" or _is_float(array.dtype)):
         return array
     if array.dtype != value.dtype:
         hint = "convert it first"
         if array.dtype == np.uint8 and _is_float(value.dtype):
-            hint = "normalise pixels as in training, for instance ((pixels / 255 - mean) / std).astype('float32')"
+            hint = "normalise pixels as in training, for example ((pixels / 255 - mean) / std).astype('float32')"
         raise DataError(f"{where}: input {value.name!r}: expected {value}, found {_shown(array)}; {hint}")
     return array
 
@@ -474,7 +478,9 @@ def _split(data: Any, inputs: Sequence[Value], where: str, pixels: Preprocessing
     if not is_batch or len(lengths) != 1:
         return [sample]
     if lengths == {0}:
-        raise DataError(f"{where}: a batch of no samples: {', '.join(f'{k}: {_shown(a)}' for k, a in sample.items())}")
+        raise DataError(
+            f"{where}: the batch has no samples: {', '.join(f'{k}: {_shown(a)}' for k, a in sample.items())}"
+        )
     return [{k: a[i : i + 1] if a.ndim else a for k, a in sample.items()} for i in range(lengths.pop())]
 
 
@@ -502,7 +508,7 @@ def _finite(sample: Sample, where: str) -> Sample:
     for name, array in sample.items():
         if _is_float(array.dtype) and not np.isfinite(array).all():
             bad = np.argwhere(~np.isfinite(array)).tolist()
-            share = f"{len(bad)} of {array.size} values NaN or Inf"
+            share = f"{len(bad)} NaN or Inf among {array.size} values"
             raise DataError(f"{where}: input {name!r} has {share}, the first {array[tuple(bad[0])]} at {bad[0]}")
     return sample
 

@@ -115,7 +115,7 @@ class Stream:
                     if not (batch.inputs[name] == value).all():
                         shown = np.array2string(value, threshold=8, separator=", ").replace("\n", "")
                         raise DataError(
-                            f"input {name!r} decides shapes, so all samples must have the value {shown} of the first; "
+                            f"input {name!r} decides shapes, so all samples must have the value of the first, {shown}; "
                             "group the samples by it, or give one sample"
                         )
                 yield batch
@@ -322,7 +322,9 @@ def batches(source: Source, size: int, *, skip: int = 0, prefetch: int = 1) -> G
     [(0, (3, 1, 3), [True, True, True]), (3, (3, 1, 3), [True, True, False])]
     """
     if size < 1 or skip < 0 or prefetch < 0:
-        raise ConfigError(f"batches of size={size}, skip={skip}, prefetch={prefetch}: a number is too small")
+        raise ConfigError(
+            f"batches need size of 1 or more, skip and prefetch of 0 or more; got {size}, {skip} and {prefetch}"
+        )
     made = _grouped(source, size, skip)
     return _ahead(made, prefetch) if prefetch else made
 

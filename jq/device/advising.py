@@ -65,7 +65,7 @@ def _changes(graph: Graph, backend: str, placed: Placed) -> Iterator[Proposal]:
         if _helps(after, placed):
             alone.append(Proposal(change.name, change.what, change.evidence, after))
     yield from alone
-    together = _together(Proposal("", "these together", "log", placed), graph, backend, placed.format)
+    together = _together(Proposal("", "apply these together", "log", placed), graph, backend, placed.format)
     if together.name.count(" + ") and all(_helps(together.after, one.after) for one in alone):
         told = {one.name for one in alone}
         yield dataclasses.replace(together, what="; ".join(_words(together, backend, placed.format, told)))
@@ -97,7 +97,7 @@ def _words(made: Proposal, backend: str, format: str, told: Collection[str] = ()
 def _quantizers(graph: Graph, backend: str, placed: Placed) -> Iterator[Proposal]:
     more, ops = with_listed(graph, placed.format)
     if ops and _helps(after := place(more, backend), placed) and after.subgraphs <= placed.subgraphs:
-        what = f"quantize {', '.join(ops)}, too, which {placed.format} lists: op_types of the config with these, or all"
+        what = f"also quantize {', '.join(ops)}, which {placed.format} lists: add them to op_types in the config, or set it to all"
         yield Proposal("quantize_listed", what, "documented", after)
 
 
@@ -106,7 +106,7 @@ def _formats(graph: Graph, backend: str, placed: Placed, best: Placed) -> Iterat
     gated = any(is_hard_sigmoid(n) for n in graph.nodes)
     for format in (f for f in BACKEND_FORMATS[backend] if f != placed.format):
         made = in_format(graph, format)
-        stands = ", if each HardSigmoid stands for a Sigmoid" if gated and format not in listed else ""
+        stands = ", if each HardSigmoid replaces a Sigmoid" if gated and format not in listed else ""
         evidence: Evidence = "guess" if stands else "log"
         what = f"quantize to {format} instead{stands}"
         start = Proposal(f"format {format}", what, evidence, place(made, backend, format))
@@ -125,7 +125,7 @@ def _and_more(start: Proposal, graph: Graph, backend: str, placed: Placed, best:
 def _smaller(graph: Graph, backend: str, placed: Placed) -> Iterator[Proposal]:
     if names := _small_pieces(graph, placed):
         after = place(graph, backend, None, names)
-        what = f"leave these in float, as they hold no layer: exclude={json.dumps(names)}"
+        what = f"leave these in float, as they contain no layer: exclude={json.dumps(names)}"
         yield Proposal("exclude", what, "guess", after)
 
 

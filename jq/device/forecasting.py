@@ -131,7 +131,7 @@ class Forecast:
         yield f"subgraphs {self.subgraphs}{run}"
         if any(self.copies.values()):
             added = ", ".join(f"{place} {count}" for place, count in self.copies.items())
-            yield f"the provider will count more quantizers, as the runtime copies those that several nodes read: {added}"
+            yield f"the provider will count more quantizers, because the runtime copies those that several nodes read: {added}"
         for rule, breaks in self.broken.items():
             nodes = [n for b in breaks for n in b.nodes]
             shown = ", ".join(b.node for b in breaks[:_SHOWN]) + (", ..." if len(breaks) > _SHOWN else "")
@@ -209,7 +209,7 @@ def checked_backend(chip: str, backend: str | None) -> str:
         return backends[0]
     check_choice("backend", backend, BACKENDS)
     if backend not in backends:
-        raise ConfigError(f"chip {chip!r} has backend {', '.join(backends)}; got {backend!r}")
+        raise ConfigError(f"chip {chip!r} needs backend {' or '.join(backends)}; got {backend!r}")
     return backend
 
 
@@ -218,11 +218,11 @@ def _quantized(graph: Graph, config: QuantConfig | str, data: Any) -> tuple[Grap
     options = resolve(config)
     method = "nonoverflow" if options.scale == "power_of_two" else "minmax"
     cheap = options.replace(method=method, cle=False, bias_correction=False, guard=None, finetune=None)
-    notes = ["the model was float: it was quantized for this forecast, with scales by ranges and nothing tuned"]
+    notes = ["the model is float: it was quantized for this forecast, with scales from ranges and without tuning"]
     if data is None:
         notes.append(
-            "on random data, so Sigmoids whose form is chosen by its loss (form_loss) may have another on yours; an average pool "
-            "at the output is taken as quantized (output_ties)"
+            "on random data, so Sigmoids whose form depends on its loss (form_loss) may get another on your data; an average pool "
+            "at the output is assumed to be quantized (output_ties)"
         )
         cheap = cheap.replace(output_ties=None)
     with warnings.catch_warnings():
@@ -255,13 +255,13 @@ def _notes(placed: Placed, chip: str) -> Iterator[str]:
     floats = sum(p.rule == "not-quantized" for p in placed.nodes.values())
     if floats > 1 and placed.format and CHIPS[chip].bfloat16:
         yield (
-            f"{floats} nodes are float; the vendor's newest flow runs such in BF16, with the file that "
+            f"{floats} nodes are float; the vendor's newest flow runs such nodes in BF16, with the file that "
             "provider_config(flow='mixed') writes"
         )
     if any(p.rule == "concat-from-outside" for p in placed.nodes.values()):
-        yield "the vendor's log counts subgraphs that are compiled and not run; why they are not is a guess"
+        yield "the vendor's log counts subgraphs that are compiled but not run; the reason is a guess"
     if not placed.format:
-        yield "no format of integers is recognised, of which the provider reads QuantizeLinear and DequantizeLinear"
+        yield "no integer format is recognised; the provider reads QuantizeLinear and DequantizeLinear"
         if CHIPS[chip].bfloat16:
             yield "for BF16, give the provider the float model and the file that provider_config(flow='BF16') writes"
 
@@ -271,6 +271,6 @@ def _unmoved(placed: Placed, proposed: Sequence[Proposal]) -> Iterator[str]:
     if left := unmoved(placed, proposed):
         shown = ", ".join(f"{op} ({count})" for op, count in left.items())
         yield (
-            f"no change that is known brings these to the NPU: {shown}; at the ends of a network they break nothing: leave them "
-            "and what is beyond in float, or train with other operators"
+            f"no known change moves these to the NPU: {shown}; at the ends of a network they break nothing, so leave them and "
+            "everything beyond in float, or train with other operators"
         )

@@ -91,12 +91,12 @@ def provider_config(
     assert flow is not None
     if flow in ("BF16", "mixed"):
         if not hardware.bfloat16:
-            raise ConfigError(f"chip {chip!r} has no BF16, which flow={flow!r} needs; take flow='X1' and XINT8")
+            raise ConfigError(f"chip {chip!r} has no BF16, which flow={flow!r} needs; use flow='X1' and XINT8")
         return _vaiml(flow, device or (_STRIX if flow == "mixed" else None), file, options)
     if flow not in hardware.backends:
-        raise ConfigError(f"chip {chip!r} has backend {', '.join(hardware.backends)}; got {flow!r}")
+        raise ConfigError(f"chip {chip!r} needs backend {' or '.join(hardware.backends)}; got {flow!r}")
     if device is not None:
-        raise ConfigError(f"device is an option of flow 'BF16' and 'mixed'; got flow={flow!r}; leave it out")
+        raise ConfigError(f"device is an option of flow='BF16' and flow='mixed'; got flow={flow!r}; leave it out")
     if xclbin is not None and not hardware.xclbin:
         raise ConfigError(f"xclbin must not be set on chip {chip!r}; leave it out")
     notes: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def check_options(what: str, options: Mapping[str, Any], known: Mapping[str, Any
     for name, value in options.items():
         if name not in known:
             raise ConfigError(
-                f"{what}: no option {name!r} is documented.{suggest(name, known)} There are: {', '.join(known)}"
+                f"{what}: no option {name!r} is documented.{suggest(name, known)} Available: {', '.join(known)}"
             )
         allowed = known[name]
         fits = isinstance(value, allowed) if isinstance(allowed, type) else value in allowed
@@ -176,7 +176,7 @@ def _vaiml(flow: Flow, device: str | None, file: str, given: Mapping[str, Any]) 
     options = {"config_file": file, **{k: v for k, v in given.items() if k not in VAIML_OPTIONS}}
     check_options("provider", options, PROVIDER_OPTIONS)
     if clash := options.keys() & {"target", "xclbin"}:
-        raise ConfigError(f"flow={flow!r} compiles by its file; leave out {', '.join(sorted(clash))}")
+        raise ConfigError(f"flow={flow!r} takes its options from its file; leave out {', '.join(sorted(clash))}")
     return ProviderConfig(flow, _words(options), config)
 
 

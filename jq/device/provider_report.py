@@ -27,7 +27,7 @@ REPORT_VARIABLE, REPORT_FILE = "XLNX_ONNX_EP_REPORT_FILE", "vitisai_ep_report.js
 _DEVICES = {**dict.fromkeys(("NPU", "DPU", "IPU", "DOD", "VAIML"), NPU), "CPU": CPU, "VITIS_EP_CPU": EP_CPU}
 _RUNNING = "Actually running on NPU"
 _HOW = (
-    f"take the {REPORT_FILE} that the provider wrote into its cache folder, with {REPORT_VARIABLE} set and "
+    f"use the {REPORT_FILE} that the provider wrote into its cache folder, with {REPORT_VARIABLE} set and "
     "enable_cache_file_io_in_mem=0"
 )
 _SHARED = 0.5  # of the nodes, at least, that a report of the same model names
@@ -137,7 +137,7 @@ def read_console(path: str | os.PathLike[str]) -> ProviderReport:
     if not lines.get("Operators"):
         raise DataError(
             f"{path} has no line '[Vitis AI EP] No. of Operators : ...' with counts; expected a console's output while the "
-            "provider compiled: it prints none where it takes a compiled model from its cache"
+            "provider compiled: it prints none if it loads a compiled model from its cache"
         )
     counts: Counter[str] = Counter()
     for name, count in lines["Operators"].items():
@@ -213,7 +213,9 @@ def _place(device: str) -> str:
 def _checked(path: str | os.PathLike[str], counts: Mapping[str, int]) -> dict[str, int]:
     """The counts by place, and by the names of other devices; a DataError where none of them is the provider's."""
     if not any(place in counts for place in (NPU, CPU, EP_CPU)):
-        raise DataError(f"{path} counts nodes of {_short(list(counts))} alone; known are {', '.join(_DEVICES)}; {_HOW}")
+        raise DataError(
+            f"{path} counts nodes only for {_short(list(counts))}; expected some of {', '.join(_DEVICES)}; {_HOW}"
+        )
     return {**dict.fromkeys((NPU, CPU, EP_CPU), 0), **counts}
 
 

@@ -79,15 +79,15 @@ def _is_float(graph: Graph, name: str) -> bool:
 REMADE = (
     Change(
         "transpose_in_four",
-        "Transposes of at most four dims for those of more, Reshapes and Gathers around them, as swaps of neighbouring blocks; "
+        "replace Transposes of more than four dims, with the Reshapes and Gathers around them, by swaps of neighbouring blocks; "
         "exact: whole=0 in the config, or transpose_in_four in rewrites",
         "guess",
         by_rewrite("transpose_in_four", is_transpose),
     ),
     Change(
         "gather_to_slice",
-        "Slice and Squeeze for each Gather at constant, equal distances, which all formats list; exact: whole=0 in the config, or "
-        "gather_to_slice in rewrites",
+        "replace each Gather at constant, equal distances by Slice and Squeeze, which all formats list; exact: whole=0 in the "
+        "config, or gather_to_slice in rewrites",
         "documented",
         by_rewrite("gather_to_slice", is_gather),
     ),

@@ -92,11 +92,11 @@ class Recorded:
         except (binascii.Error, zlib.error, ValueError) as error:
             raise DataError(f"tensor {self.name!r} is damaged: {error}; {_HOW}") from None
         if len(content) != wanted:
-            size = f"{wanted:,} bytes, as its shape {list(self.shape)} of {self.dtype} has; got {len(content):,}"
+            size = f"{wanted:,} bytes for its shape {list(self.shape)} of {self.dtype}; got {len(content):,}"
             raise DataError(f"tensor {self.name!r} needs {size}; {_HOW}")
         array = np.frombuffer(content, np.dtype(self.dtype).newbyteorder("<")).reshape(self.shape)
         if tuple(hashlib.sha256(a.tobytes()).hexdigest() for a in array) != self.sha256:
-            raise DataError(f"tensor {self.name!r} does not have the hashes that the file gives for it; {_HOW}")
+            raise DataError(f"tensor {self.name!r} does not match its hashes in the file; {_HOW}")
         return array.astype(self.dtype)
 
     def values(self) -> np.ndarray | None:
@@ -227,7 +227,7 @@ def read_device_report(path: str | os.PathLike[str]) -> DeviceReport:
             f"{path} is the provider's own report, which `jq-quant npu MODEL --report {path}` reads; {_HOW}"
         )
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise DataError(f"{path} is no device report: expected an object with the kind {KIND!r}; {_HOW}")
+        raise DataError(f"{path} is not a device report: expected an object with the kind {KIND!r}; {_HOW}")
     if document.get("version") != VERSION:
         raise DataError(
             f"{path} has version {document.get('version')!r}, and this jq reads {VERSION}; use the version of jq that wrote it"

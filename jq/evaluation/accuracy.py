@@ -62,7 +62,7 @@ class Classification:
             top5 = "" if a.top5 is None else f", top-5 {a.top5:.2%} +- {a.top5_error:.2%}"
             lines.append(f"{name}: top-1 {a.top1:.2%} +- {a.top1_error:.2%}{top5}, {a.samples:,} samples")
         first = next(iter(self.models))
-        lines += [f"{name} beside {first}: {difference}" for name, difference in self.paired.items()]
+        lines += [f"{name} compared with {first}: {difference}" for name, difference in self.paired.items()]
         if len(self.models) == 2:
             lines.append(
                 f"another class for {self.other_class:,} samples; only the first is right on {self.only_first:,}, only the "
@@ -98,7 +98,9 @@ def classify(scores: Mapping[str, Scores], labels: Labels, *, seed: int = 0) -> 
     beside = {}
     for name, other in zip(list(scores)[1:], others, strict=True):
         if len(one.values) != len(other.values) or one.names != other.names:
-            raise DataError(f"two models were run on different samples, {len(one.values)} and {len(other.values)}")
+            raise DataError(
+                f"the two models were run on different samples, {len(one.values)} and {len(other.values)}; use the same data"
+            )
         if one.values.shape == other.values.shape:
             wanted = labels.of(len(one.values), one.names)
             beside[name] = paired([one.values], [other.values], wanted, seed=seed)
@@ -177,8 +179,8 @@ def stacked_scores(pairs: Iterable[tuple[str, np.ndarray]], where: str) -> Score
         names.append(name)
         if rows[-1].shape[1] != rows[0].shape[1]:
             raise DataError(
-                f"{where}: {names[0]!r} has {rows[0].shape[1]} classes and {name!r} has {rows[-1].shape[1]}; of several "
-                "outputs, name the one with the scores"
+                f"{where}: {names[0]!r} has {rows[0].shape[1]} classes and {name!r} has {rows[-1].shape[1]}; if the model "
+                "has several outputs, name the one with the scores"
             )
     if not rows:
         raise DataError(f"{where}: there are no samples")

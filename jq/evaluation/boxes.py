@@ -86,7 +86,7 @@ def read_coco(path: Path) -> CocoTruth:
         return CocoTruth(tuple(images), tuple(str(c["name"]) for c in categories))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is no COCO file of instances ({type(error).__name__}: {error}); expected a JSON object with images (id, "
+            f"{path} is not a COCO file of instances ({type(error).__name__}: {error}); expected a JSON object with images (id, "
             "file_name, height, width), categories (id, name) and annotations (image_id, category_id, bbox)"
         ) from error
 

@@ -116,7 +116,9 @@ def _folders(graph: Graph) -> dict[str, str]:
 def _storable(name: str, output: Any) -> np.ndarray:
     """Return an output as an array that .npy can store."""
     if isinstance(output, (list, dict)):
-        raise ModelError(f"output {name!r} is a {type(output).__name__}, no tensor; it cannot be written as an array")
+        raise ModelError(
+            f"output {name!r} is a {type(output).__name__}, not a tensor; it cannot be written as an array"
+        )
     array = np.asarray(output)
     if array.dtype.kind in "biuf":
         return array

@@ -201,7 +201,7 @@ def hits(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> np.ndarray:
     if s.ndim != 2 or wanted.shape != s.shape[:1] or wanted.dtype.kind not in "iu":
         raise DataError(
             f"scores {s.dtype}{list(s.shape)} and labels {wanted.dtype}{list(wanted.shape)} do not fit; expected scores "
-            "[samples, classes] and as many whole numbers"
+            "[samples, classes] and one whole number for each sample"
         )
     if k < 1:
         raise ConfigError(f"k={k}: expected at least 1")
@@ -209,8 +209,8 @@ def hits(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> np.ndarray:
     if outside.size:
         at = int(outside[0])
         raise DataError(
-            f"{outside.size} labels are no class, the first {wanted[at]} of sample {at}; there are {s.shape[1]} classes "
-            "from 0. Do labels and classes count from another number?"
+            f"{outside.size} labels are not a class; the first is {wanted[at]}, of sample {at}; there are {s.shape[1]} classes "
+            "from 0. Do labels and classes start at different numbers?"
         )
     own = np.take_along_axis(s, wanted[:, None].astype(np.int64), axis=1)
     before = np.arange(s.shape[1]) < wanted[:, None]

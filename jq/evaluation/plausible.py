@@ -68,8 +68,8 @@ def implausible(
         )
     elif own < _PLAUSIBLE:
         yield (
-            f"top-1 of the float model is {own:.1%}, little for a trained classifier, and no --prep of "
-            f"{', '.join(PREPROCESSINGS)} betters it: are --mean, --std, --order and the labels those of its training?"
+            f"top-1 of the float model is {own:.1%}, which is low for a trained classifier, and no --prep of "
+            f"{', '.join(PREPROCESSINGS)} improves it: do --mean, --std, --order and the labels match its training?"
         )
 
 

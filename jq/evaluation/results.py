@@ -42,7 +42,7 @@ def entries(folder: Path) -> list[Entry]:
     except (OSError, ValueError) as error:  # too long a name, a null byte in it
         raise DataError(f"cannot read the folder {folder}: {error}") from error
     if not there:
-        raise DataError(f"{folder} is {'no folder' if folder.exists() else 'not there'}; expected a folder of results")
+        raise DataError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}; expected a folder of results")
     results = [entry for file in images.files_of(folder, SUFFIXES) for entry in _entries(folder, file)]
     if not results:
         raise DataError(f"{folder} holds no results; expected files with one of {', '.join(sorted(SUFFIXES))}")
@@ -75,7 +75,7 @@ def _refuse(reason: str) -> np.ndarray:
 def _member(file: Path, name: str) -> np.ndarray:
     with arrays.opened(file) as archive:
         if not isinstance(archive, arrays.Archive) or name not in archive.members:
-            raise DataError(f"{file} holds no array {name!r} any more")
+            raise DataError(f"{file} no longer holds array {name!r}")
         member = archive.members[name]
         elements = math.prod(d for d in member.shape or () if isinstance(d, int))
         size = elements * (member.dtype or np.dtype(bool)).itemsize
@@ -87,7 +87,7 @@ def _member(file: Path, name: str) -> np.ndarray:
 def _array(file: Path) -> np.ndarray:
     with arrays.opened(file) as content:
         if isinstance(content, arrays.Archive):
-            raise DataError(f"{file} is an archive of several arrays; give it the ending .npz")
+            raise DataError(f"{file} is an archive of several arrays; rename it to .npz")
         return _numbers(file, content)
 
 

@@ -13,7 +13,7 @@ from jq.graph import Graph
 
 _NAMED = 5  # nodes that a command names
 _TUNED = ("_ADAROUND", "_ADAQUANT", "_ACCURATE")  # endings of presets that finetune, the costlier ones later
-_CHIPS = "on Strix and Krackan; Phoenix takes XINT8 alone"
+_CHIPS = "on Strix and Krackan; Phoenix takes only XINT8"
 
 Advice = tuple[tuple[str, str], ...]
 
@@ -58,7 +58,7 @@ def _remedies(part: str, leading: Sequence[LayerShare], nodes: Sequence[str], pr
     short = isinstance(config.activation, Integer) and config.activation.bits <= 8
     tuned = _next_finetuning(preset, config)
     if part in ("weights", "rounding") and tuned is not None:
-        yield "finetune, so that layers give what they gave in float", tuned
+        yield "finetune, so that layers reproduce their float outputs", tuned
     if part in ("rounding", "constraint") and config.scale == "power_of_two":
         yield f"use float scales, which are finer and have no constraints ({_CHIPS})", "A8W8"
     if part == "rounding" and config.scale == "float" and short and nodes:

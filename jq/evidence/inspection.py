@@ -70,7 +70,7 @@ def inspect(graph: Graph, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     if missing:
         reason = "there are unsupported ops"
     elif odd := next((v for v in graph.inputs if not _numeric(v) or v.name not in bound), None):
-        reason = f"input {odd} is no tensor of numbers, or its shape is not declared"
+        reason = f"input {odd} is not a tensor of numbers, or its shape is not declared"
     else:
         try:
             macs = _count(graph, bound)

@@ -33,7 +33,7 @@ def _already_quantized(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         yield Found(
             quantizers[0].label,
             f"{counted(len(quantizers), 'node')} of a quantized model ({listed(types(quantizers))}); expected a float "
-            "model: quantize the one that this was made from",
+            "model: quantize the model from which this one was made",
         )
 
 
@@ -53,8 +53,8 @@ def _non_finite(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     if bad:
         yield Found(
             next(iter(bad)),
-            f"NaN or Inf in {counted(len(bad), 'constant tensor')} ({listed(f'{k}: {n}' for k, n in bad.items())}); no "
-            "integer holds them: a mask of -Inf may be a finite number such as -100, anything else needs a new export",
+            f"NaN or Inf in {counted(len(bad), 'constant tensor')} ({listed(f'{k}: {n}' for k, n in bad.items())}); "
+            "integers cannot represent them: set a mask of -Inf to a finite number such as -100, and export anything else again",
         )
 
 
@@ -70,15 +70,15 @@ def _canonical(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         yield Found(
             matches[0].region.end.label,
             f"{counted(len(matches), 'region')} of {span} nodes that compute {form}, ending at "
-            f"{listed(m.region.end.label for m in matches)}: each becomes one operator, of opset {matches[0].since}, before "
-            f"anything is quantized; exported at an older opset it is spelled out; without {form!r} in `canonical` it stays",
+            f"{listed(m.region.end.label for m in matches)}: each becomes one operator of opset {matches[0].since} "
+            f"before quantization, decomposed again if exported at an older opset; remove {form!r} from `canonical` to keep them",
         )
     if made.folded:
         yield Found(
             made.folded[0].label,
             f"{counted(len(made.folded), 'scale or shift', 'scales and shifts')} by constants "
             f"({listed(n.label for n in made.folded)}) {'goes' if len(made.folded) == 1 else 'go'} into the weights of "
-            "linear layers; without 'factors' in `canonical` they stay",
+            "linear layers; remove 'factors' from `canonical` to keep them",
         )
 
 
@@ -103,13 +103,13 @@ def _opset(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         return
     opset = graph.opset()
     if opset < 7:
-        text = "below 7, the oldest one promised: convert it with onnx.version_converter, or export again at 17"
+        text = "below 7, the oldest supported: convert it with onnx.version_converter, or export again at 17"
     elif opset > 21:
-        text = "and the NPU's compilers are tested with 17 to 21: export at one of these"
+        text = "but the NPU's compilers are tested with 17 to 21: export at one of these"
     elif 16 in (bits_of(config.activation), bits_of(config.weight)) and opset < 21:
-        text = "16-bit Q/DQ need 21; below it those of com.microsoft are written"
+        text = "16-bit Q/DQ need 21; below it, those of com.microsoft are written"
     elif opset < 17:
-        text = "the NPU's compilers are tested with 17 to 21: the result gets 17, where onnx can convert the model"
+        text = "the NPU's compilers are tested with 17 to 21: the result gets 17 if onnx can convert the model"
     else:
         return
     yield Found("graph", f"opset {opset}; {text}", "warning" if opset < 7 or opset > 21 else None)
@@ -121,7 +121,7 @@ def _dynamic_shape(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     if free:
         yield Found(
             free[0].name,
-            f"dims that are not known in {counted(len(free), 'input')} ({listed(map(str, free))}); the NPU's compiler "
+            f"unknown dims in {counted(len(free), 'input')} ({listed(map(str, free))}); the NPU's compiler "
             "needs numbers: fix them with onnxruntime.tools.make_dynamic_shape_fixed",
         )
 
@@ -143,8 +143,8 @@ def _no_linear(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         weights = sum(a.size for _, a in float_params(graph))
         yield Found(
             "graph",
-            f"no Conv, ConvTranspose, Gemm or MatMul and {weights:,} weights: there is little that quantizing makes "
-            "smaller or faster",
+            f"no Conv, ConvTranspose, Gemm or MatMul and {weights:,} weights: quantization will make little of "
+            "it smaller or faster",
         )
 
 
@@ -173,8 +173,8 @@ def _detection_head(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     else:
         yield Found(
             every[0].nodes[0].label,
-            f"{nodes} decode boxes and scores, which one scale does not hold: with head='int8' or strict_quark most "
-            f"detectors find nothing; take head='float', or {exclude}",
+            f"{nodes} decode boxes and scores, which one scale cannot represent: with head='int8' or strict_quark most "
+            f"detectors find nothing; use head='float', or {exclude}",
             "warning",
         )
 

@@ -59,19 +59,19 @@ def _advice(graph: Graph, config: QuantConfig, op: str, nodes: Sequence[Node], r
     """Severity and advice for nodes of one operator that is not listed."""
     wanted = vendor_format(config)
     if op == "Split" and rewritten and wanted in NPU_FORMATS["Slice"]:
-        return "note", "split_to_slice makes Slices of it, which are listed"
+        return "note", "split_to_slice turns it into Slices, which are listed"
     if op == "Sigmoid" and rewritten and wanted == "XINT8":
         silu = sum(gates_itself(graph, n) for n in nodes)
         gates = f"; {silu} of them gate their own input: HardSwish is listed for that" if silu else ""
-        form = "sigmoid_to_hard_sigmoid makes HardSigmoid(1/6, 0.5) of it, up to 0.07 away"
+        form = "sigmoid_to_hard_sigmoid turns it into HardSigmoid(1/6, 0.5), which differs by up to 0.07"
         if config.form_loss is not None:
             form = f"it becomes HardSigmoid(1/6, 0.5) if that loses at most form_loss={config.form_loss:g} on the data"
-        return "warning", f"{form}: train with HardSigmoid or HardSwish, or take A8W8, which lists Sigmoid{gates}"
+        return "warning", f"{form}: train with HardSigmoid or HardSwish, or use A8W8, which lists Sigmoid{gates}"
     if op == "HardSigmoid" and wanted == "XINT8":
-        return "note", "its reference code has this form (1/6, 0.5), so look where the compiler puts it"
+        return "note", "the vendor's reference code has this form (1/6, 0.5), so check where the compiler places it"
     listed = f"; listed for {', '.join(NPU_FORMATS[op])}" if op in NPU_FORMATS else ""
-    slices = "; whole in the config makes Slices of those at constant, equal distances" if op == "Gather" else ""
-    return "warning", f"expect the CPU to run it and a transfer each way{listed}{slices}"
+    slices = "; whole in the config turns Gathers at constant, equal distances into Slices" if op == "Gather" else ""
+    return "warning", f"expect it to run on the CPU, with a transfer each way{listed}{slices}"
 
 
 @_rule("research-format")
@@ -110,8 +110,8 @@ def _hard_sigmoid(graph: Graph, config: QuantConfig) -> Iterator[Found]:
     for (alpha, beta), nodes in forms.items():
         yield Found(
             nodes[0].label,
-            f"alpha {alpha:.6g}, beta {beta:.6g} at {counted(len(nodes), 'HardSigmoid node')}; the NPU has 1/6 and 0.5 "
-            "alone, so the CPU runs it: train with these",
+            f"alpha {alpha:.6g}, beta {beta:.6g} at {counted(len(nodes), 'HardSigmoid node')}; the NPU has only "
+            "1/6 and 0.5, so these run on the CPU: train with 1/6 and 0.5",
         )
 
 
@@ -129,9 +129,9 @@ def _clip_range(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         if bounds is not None:
             yield Found(
                 nodes[0].label,
-                f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {counted(len(nodes), 'node')} after a Conv or its like; only "
-                "(0, 6) and (0, 1), as inputs, and Relu are computed with it: here both tensors are rounded to 8 bits; whole in "
-                "the config leaves the cut to rounding where it can",
+                f"Clip({bounds[0]:.6g}, {bounds[1]:.6g}) at {counted(len(nodes), 'node')} after a Conv or similar layer; only "
+                "(0, 6) and (0, 1), as inputs, and Relu are fused with it, so here both tensors are rounded to 8 bits; whole in "
+                "the config leaves the clipping to rounding where possible",
             )
 
 
@@ -148,9 +148,7 @@ def _keeps_whole(graph: Graph, config: QuantConfig) -> Iterator[Found]:
                 _multiplications(made) - _multiplications(graph),
             )
             cost = f", at {more / max(1, _multiplications(graph)):.2%} more multiplications" if more > 0 else ""
-            text = (
-                f"{name} changes {counted(len(replaced), 'node')} ({ops}), as whole={config.whole:g} asks; it is exact"
-            )
+            text = f"{name} changes {counted(len(replaced), 'node')} ({ops}), as whole={config.whole:g} requests; it is exact"
             yield Found(replaced[0].label, text + cost)
         graph = made
 
@@ -207,11 +205,11 @@ def _pooled_output(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             exclude = f"exclude={json.dumps([n.label for n in pooled.nodes])}"
             advice = f"leave it in float: {exclude}"
             if kept is not None:
-                advice = f"it stays in float where that is so in more than {kept:.1%} of the samples, as by {exclude}"
+                advice = f"it stays in float if they do in more than {kept:.1%} of the samples; the same by {exclude}"
             yield Found(
                 pooled.nodes[0].label,
-                f"output {pooled.output!r} is an average pool's, which has the step of its input on the NPU: the two "
-                f"largest values often get one code; {advice}",
+                f"output {pooled.output!r} comes from an average pool, which keeps the step of its input on the NPU: the "
+                f"two largest values often get the same code; {advice}",
                 "warning" if kept is None else None,
             )
 
@@ -229,7 +227,7 @@ def _padded_average(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             pools[0].label,
             f"{counted(len(pools), 'AveragePool node')} ({windows}) whose windows overhang the border with "
             "count_include_pad=0; the NPU divides by the whole window, so values at the border are too small (in a 3x3 "
-            "corner 4/9 of what they should be): export with count_include_pad=1, or leave the node in float",
+            "corner, 4/9 of the right value): export with count_include_pad=1, or leave the node in float",
         )
 
 

@@ -122,12 +122,12 @@ def _short_of_attributes(graph: Graph) -> Iterator[Seen]:
 ABORTS = (
     Abort(
         "provider-if", "If node", _nodes(branches),
-        "the provider aborts on an If whose tensors have shapes that data decide, and on one that holds the whole model",
+        "the provider aborts on an If with tensors whose shapes depend on data, and on one that contains the whole model",
         "onnxsim/onnxsim#1432, amd/RyzenAI-SW#394", "split the model there, or export without it",
     ),
     Abort(
         "provider-weight-input", "layer", _weights_as_inputs,
-        "the provider aborts on weights that are not stored", "onnxsim/onnxsim#1432", "make it an initializer",
+        "the provider aborts on weights that are not initializers", "onnxsim/onnxsim#1432", "make it an initializer",
     ),
     Abort(
         "provider-lstm", "LSTM node", _nodes(is_lstm),
@@ -136,12 +136,12 @@ ABORTS = (
     ),
     Abort(
         "provider-bfloat16", "tensor", _bfloat16, "the provider refuses such models", "onnxsim/onnxsim#1404",
-        "give it float32, of which its compiler makes BF16 itself",
+        "give it float32, which its compiler converts to BF16 itself",
     ),
     Abort(
         "provider-resize", "Resize node", _interpolating,
-        "one was seen on the CPU, with a break of the NPU's subgraph, and a whole model on the CPU after it was made nearest",
-        "amd/RyzenAI-SW#318", "look at the report; whole in the config makes matrix products of it", loaded=False,
+        "one was seen to run on the CPU and break the NPU's subgraph; changed to nearest, it left the whole model on the CPU",
+        "amd/RyzenAI-SW#318", "check the report; whole in the config turns it into matrix products", loaded=False,
     ),
     Abort(
         "provider-resize", "Resize node", _odd,
@@ -155,10 +155,10 @@ ABORTS = (
     Abort(
         "provider-pad", "Pad node",
         _pads(
-            lambda p: p.mode == "edge" and max(*p.front, *p.behind) > 1, " to repeat the edge by more than a pixel"
+            lambda p: p.mode == "edge" and max(*p.front, *p.behind) > 1, " that repeats the edge by more than a pixel"
         ),
         "X1's compiler mirrors the image there instead", _VAIP,
-        "Pads of one pixel each, which whole in the config makes, are right",
+        "use Pads of one pixel each, as whole in the config does",
     ),
     Abort(
         "provider-small", "operator", _alone, "the provider leaves such models to the CPU by design",
@@ -166,7 +166,7 @@ ABORTS = (
     ),
     Abort(
         "provider-attributes", "Conv node", _short_of_attributes,
-        "the provider aborts where one of them is left to its default", "onnxsim/onnxsim#1404",
+        "the provider aborts if one of them is left at its default", "onnxsim/onnxsim#1404",
         "write them out, as `quantize` does",
     ),
 )  # fmt: skip
@@ -186,7 +186,7 @@ def of_chip(graph: Graph, config: QuantConfig, chip: str) -> Iterator[Finding]:
     wide = any(c.bits > 8 for c in quantizers)
     if (floats or wide) and "X2" not in CHIPS[chip].backends:
         text = (
-            f"{CHIPS[chip].long} has backend X1 alone, which takes XINT8: 8 bits and scales that are powers of two "
+            f"{CHIPS[chip].long} has only backend X1, which takes XINT8: 8 bits and scales that are powers of two "
             "(amd/ryzen-ai-documentation 1.8.0, modelrun.rst); all of this model would run on the CPU: quantize to XINT8"
         )
         yield Finding("provider-x1-scales", "warning", "graph", text)

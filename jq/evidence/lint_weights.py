@@ -72,9 +72,9 @@ def _dead_channel(graph: Graph, config: QuantConfig) -> Iterator[Found]:
         with_dead.sort(key=lambda f: -f[1] / f[2])
         yield Found(
             with_dead[0][0],
-            f"{counted(total, 'output channel')} with weights all zero (below {_DEAD:g} of the tensor's largest), in "
+            f"{counted(total, 'output channel')} whose weights are all zero (below {_DEAD:g} of the tensor's largest), in "
             f"{counted(len(with_dead), 'weight')} ({listed(f'{k}: {dead} of {size}' for k, dead, size in with_dead)}): "
-            "they cost time and give a constant; prune them",
+            "they cost time but give a constant; prune them",
         )
 
 
@@ -95,7 +95,7 @@ def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
             elif largest < _TINY and guards(node) and _is_guarded(graph, node):
                 by_message.setdefault(_TOO_SMALL, []).append((text, node))
             elif lost >= _VANISHING * size.size:
-                text = f"{name} of {node.label}: {lost} of {size.size} beside {largest:.3g}"
+                text = f"{name} of {node.label}: {lost} of {size.size}, the largest {largest:.3g}"
                 by_message.setdefault(_TOO_WIDE, []).append((text, node))
     for message, operands in by_message.items():
         what = f"{counted(len(operands), 'constant operand')} {message} ({listed((t for t, _ in operands), ' | ')})"
@@ -103,15 +103,15 @@ def _constant(graph: Graph, config: QuantConfig) -> Iterator[Found]:
 
 
 _TOO_LARGE = (
-    "so large that at one scale with them nothing is left of other values; where it masks before a Softmax, -100 does "
-    "as well, otherwise leave the node in float"
+    "so large that other values at the same scale round to zero; for a mask before a Softmax, use -100, otherwise leave the "
+    "node in float"
 )
 _TOO_SMALL = (
-    "so small that an 8-bit sum does not show it, so the division, root or logarithm after it is not guarded: leave "
+    "so small that an 8-bit sum loses it, so the division, root or logarithm after it is not guarded: leave "
     "these nodes in float"
 )
 _TOO_WIDE = (
-    "at least half of whose elements round to zero at the scale of the largest: use two constants, or leave the node "
+    "with at least half of the elements rounding to zero at the scale of the largest: use two constants, or leave the node "
     "in float"
 )
 

@@ -104,7 +104,7 @@ def _graph(lines: Sequence[LayerLine]) -> str:
         "reason": any(line.reason for line in lines),
         "place": any(line.layer.place for line in lines),
     }
-    named = {"loss": "what they lose", "reason": "why", "place": "where they run"}
+    named = {"loss": "loss", "reason": "reason", "place": "placement"}
     options = "".join(f'<option value="{mode}">{named[mode]}</option>' for mode, known in modes.items() if known)
     return (
         "<section><h2>The network</h2><p>A box is a layer, from the inputs on the left to the outputs on the right; a click "
@@ -142,8 +142,8 @@ def _legend(shares: bool, lines: Sequence[LayerLine], modes: Sequence[str]) -> s
         steps, title = list(enumerate(words, 1)), "worst SQNR of a layer's tensors"
     kinds = {
         "loss": (title, [(f"loss{i}", word) for i, word in steps]),
-        "reason": ("why", [(r.replace(" ", "-"), r) for r in REASONS if any(line.reason == r for line in lines)]),
-        "place": ("where they run", [(p.replace("_", "-"), w) for p, w in PLACES.items()]),
+        "reason": ("reason", [(r.replace(" ", "-"), r) for r in REASONS if any(line.reason == r for line in lines)]),
+        "place": ("placement", [(p.replace("_", "-"), w) for p, w in PLACES.items()]),
     }
     made = []
     for mode in modes:

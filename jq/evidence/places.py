@@ -29,7 +29,7 @@ def places_report(forecast: Forecast) -> Report:
     sections = (
         *_section(
             "What breaks it",
-            ("rule", "how sure", "nodes", "operators", "where", "source"),
+            ("rule", "evidence", "nodes", "operators", "where", "source"),
             (
                 (
                     rule.says,
@@ -44,7 +44,7 @@ def places_report(forecast: Forecast) -> Report:
         ),
         *_section(
             "What to change",
-            ("change", "how sure", *PLACES.values(), "subgraphs"),
+            ("change", "evidence", *PLACES.values(), "subgraphs"),
             ((a.what, a.evidence, *(str(a.counts[p]) for p in PLACES), str(a.subgraphs)) for a in forecast.advice),
         ),
         *_section(

@@ -130,8 +130,8 @@ class Report:
             lines += ["blocks by their share of it:", *self.attribution.lines(count // 2, blocks=True)]
             lines += ["what to do:", *(f"  {words}:\n    {command}" for words, command in self.advice)]
         whole = any(row.error is not None for row in self.rows)
-        what = "their whole error against the float model" if whole else "what their own rounding loses"
-        lines.append(f"tensors by {what}, the worst first:")
+        what = "their whole error against the float model" if whole else "the loss from their own rounding"
+        lines.append(f"tensors by {what}, worst first:")
         for r in self.rows[:count]:
             reason = f": {r.reason}" if r.reason else ""
             lines.append(f"  {decibel(r.sqnr):>8} {r.kind:<10} {r.tensor} ({_scale(r)}){reason}")

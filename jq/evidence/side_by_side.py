@@ -83,8 +83,8 @@ class Pair:
         ours, theirs = ({v.name: v for v in g.inputs} for g in (one[0], other[0]))
         if ours.keys() != theirs.keys() or not all(_alike(ours[k], theirs[k]) for k in ours):
             raise ModelError(
-                f"the models have different inputs: {', '.join(map(str, one[0].inputs))}; in the quantized one "
-                f"{', '.join(map(str, other[0].inputs))}. Compare a model with what was made of it"
+                f"the models have different inputs: {', '.join(map(str, one[0].inputs))}; in the quantized one, "
+                f"{', '.join(map(str, other[0].inputs))}. Compare a model with one made from it"
             )
         return cls(*one, *other)
 
@@ -251,7 +251,7 @@ class BatchSums:
         theirs = {k: shapes[1][k] for k in activations(pair.quantized) if k in shapes[1]}
         tensors = _shared_tensors(pair, ({k: floats[k] for k in activations(pair.original) if k in floats}, theirs))
         if not tensors:
-            raise ModelError("the models have no tensor of one name and shape: is one made of the other?")
+            raise ModelError("the models share no tensor of the same name and shape: was one made from the other?")
         return cls(pair, tuple(tensors), stream)
 
     def total(self, batches: Iterable[Batch], places: Mapping[str, Sums], title: str | None = None) -> dict[str, Sums]:

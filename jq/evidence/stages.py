@@ -41,9 +41,9 @@ def equalization_sections(before: Graph, after: Graph, plan: Plan) -> Iterator[S
     shown = rows[:_SHOWN]
     yield Section(
         f"Before and after equalization: {len(rows)} weights",
-        ("weight", "widest channel by the median one, before", "after"),
+        ("weight", "widest channel relative to the median, before", "after"),
         [(name, f"{uneven:.2f}", f"{even:.2f}") for name, uneven, even in shown],
-        before_after_plot("range of the widest channel by that of the median one, logarithmic", shown),
+        before_after_plot("range of the widest channel relative to the median, logarithmic", shown),
     )
 
 
@@ -85,4 +85,4 @@ def finetuning_sections(
     changed = sorted(((name, share) for name, share in shares.items() if share), key=lambda pair: -pair[1])
     if changed:
         cells = [(name, f"{share:.1%}") for name, share in changed[:_SHOWN]]
-        yield Section(f"Weights that finetuning changed: {len(changed)}", ("weight", "of its values"), cells)
+        yield Section(f"Weights that finetuning changed: {len(changed)}", ("weight", "share of its values"), cells)

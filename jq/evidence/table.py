@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     "bias": "the means of channels are shifted; correct the bias",
-    "upstream": "the error came in with the inputs; less than a hundredth of it is added here",
+    "upstream": "the error comes from the inputs; less than a hundredth of it is added here",
     "weights": "the rounding and tuning of the weights add most here",
     "form": "the NPU's form of the operator adds most here",
     "changed": "a tool corrected or finetuned the weight itself",
@@ -209,17 +209,17 @@ def _of_error(name: str) -> Callable[[TensorRow], Any]:
 # SQNR stands right beside the name, so that a narrow screen shows it.
 _COLUMNS = (
     _Column("name", lambda r: r.tensor),
-    _Column("SQNR dB", lambda r: r.sqnr, _bar, "signal to quantization noise; of a layer, its worst tensor's", lambda g: g.sqnr),
+    _Column("SQNR dB", lambda r: r.sqnr, _bar, "signal to quantization noise; for a layer, of its worst tensor", lambda g: g.sqnr),
     _Column("effect", lambda r: None if r.origin is None else r.origin.effect, _percent,
             "share of the outputs' squared error; below zero, it compensates for others",
             lambda g: None if g.share is None else g.share.effect),
     _Column("reason", lambda r: r.reason or None, dotted, "for a layer, what adds most to the outputs' error", lambda g: g.reason),
     _Column("kind", lambda r: r.kind, help="for a layer, its operator", whole=lambda g: g.layer.op),
-    _Column("runs", lambda r: None, help="according to jq's rules of the compiler; `jq-quant npu` says why",
+    _Column("runs", lambda r: None, help="according to jq's rules for the compiler; `jq-quant npu` gives the reason",
             whole=lambda g: PLACES.get(g.layer.place)),
     _Column("block", lambda r: None, help="a part of the network with one tensor in and one out", whole=lambda g: g.layer.block),
     _Column("format", lambda r: r.format),
-    _Column("scale", lambda r: r.scale, _step, "of one step; the largest, if there are several"),
+    _Column("scale", lambda r: r.scale, _step, "the size of one step; the largest if there are several"),
     _Column("own dB", _of_error("made"), _decibels, "SQNR of its own rounding"),
     _Column("came in", lambda r: None if r.origin is None else r.origin.upstream, _percent, "share of the squared error"),
     _Column("cosine", _of_error("cosine"), lambda v: f"{v:.5f}"),

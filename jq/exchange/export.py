@@ -230,7 +230,7 @@ class _Writer:
             shown = "one per channel" if np.ndim(qparams.scale) else qparams.scale
             raise ConfigError(
                 f"format 'fix_neuron' holds one power of two per tensor, but the scale of {name!r} is {shown}; "
-                "quantize with scale='power_of_two', or take another format"
+                "quantize with scale='power_of_two', or use another format"
             )
         parameters = self._parameters(name, qparams)
         if self.format == "fix_neuron":

@@ -62,7 +62,7 @@ def check_node(node: NodeProto, opset: int) -> None:
         count = max((i + 1 for i, name in enumerate(names) if name), default=0)  # trailing ones may be left empty
         if not least <= max(count, min(len(names), least)) <= most:
             expected = str(least) if least == most else f"at most {most}" if len(names) > most else f"at least {least}"
-            raise ModelError(f"{_where(node, opset)} has {len(names)} {kind}, the operator has {expected}")
+            raise ModelError(f"{_where(node, opset)} has {len(names)} {kind}; the operator has {expected}")
 
 
 def _check_attributes(node: NodeProto, domain: str, opset: int) -> None:
@@ -71,7 +71,7 @@ def _check_attributes(node: NodeProto, domain: str, opset: int) -> None:
         if attribute.ref_attr_name:
             raise ModelError(
                 f"{_where(node, opset)}: attribute {attribute.name!r} refers to the attribute {attribute.ref_attr_name!r} of "
-                "a function, and the node stands in none"
+                "a function, but the node is not in a function"
             )
         expected, given = kinds.get(attribute.name), _KINDS.get(attribute.type, str(attribute.type))
         alike = {expected, "UNDEFINED"}

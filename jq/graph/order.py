@@ -26,13 +26,13 @@ def sorted_nodes(nodes: Sequence[Node], known: set[str] | frozenset[str], output
                 before.add(producer[name])
             elif name not in known:
                 reads = f"node {node.label!r} ({node.op_type}) reads {name!r}"
-                raise ModelError(f"{reads}, which is no input, initializer or node output")
+                raise ModelError(f"{reads}, which is not an input, an initializer or a node output")
         for source in before:
             readers.setdefault(source, []).append(index)
         waiting.append(before)
     for value in outputs:
         if value.name and value.name not in producer and value.name not in known:
-            raise ModelError(f"graph output {value.name!r} is made by no node")
+            raise ModelError(f"no node produces graph output {value.name!r}")
     ready = [i for i, before in enumerate(waiting) if not before]
     order: list[Node] = []
     while ready:

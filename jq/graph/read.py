@@ -103,9 +103,7 @@ class _Reader:
         if model.functions:
             model = _inlined(model)
         if (levels := _nesting(model.graph)) > _DEEPEST:
-            raise ModelError(
-                f"graphs nest {levels} deep, one in an attribute of the other; expected at most {_DEEPEST}"
-            )
+            raise ModelError(f"subgraphs are nested {levels} deep; expected at most {_DEEPEST}")
         graph = self._graph(model.graph, frozenset(), initializers, prefix="", outer={})
         if not all(v.name for v in (*graph.inputs, *graph.outputs)):
             raise ModelError("an input or output of the graph has no name")
@@ -116,7 +114,7 @@ class _Reader:
         newest = onnx.defs.onnx_opset_version()
         if not OLDEST_OPSET <= self.opsets.get("", newest) <= newest:
             raise ModelError(
-                f"opset {self.opsets['']} is outside 7..{newest}, what the installed onnx {onnx.__version__} knows; "
+                f"opset {self.opsets['']} is outside 7..{newest}, the range of the installed onnx {onnx.__version__}; "
                 "update onnx, or convert the model with onnx.version_converter"
             )
 
@@ -205,12 +203,12 @@ class _Reader:
             return tuple(_text(s) for s in proto.strings)
         value = helper.get_attribute_value(proto)
         if value is None:
-            raise ModelError(f"attribute {proto.name!r} has no type, so no value")
+            raise ModelError(f"attribute {proto.name!r} has no type and so no value")
         return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
 
     def _constant(self, node: NodeProto) -> np.ndarray:
         if (count := len(node.attribute)) != 1:
-            raise ModelError(f"Constant {node.output[0]!r} has {count} attributes, expected exactly one value")
+            raise ModelError(f"Constant {node.output[0]!r} has {count} attributes; expected exactly one value")
         attribute = node.attribute[0]
         value = self._attribute(attribute, frozenset(), "", {})
         match attribute.name:
@@ -255,7 +253,7 @@ class _Reader:
         self.made += math.prod(shape) * values.dtype.itemsize
         if self.made > _MADE_BYTES:
             raise ModelError(
-                f"sparse tensor {name!r} of shape {shape}: with it, what the file states in few bytes would take "
+                f"sparse tensor {name!r} of shape {shape}: as dense arrays, the sparse tensors up to this one would take "
                 f"{self.made / 1e9:.1f} GB; store it as a dense tensor"
             )
         try:
@@ -288,7 +286,7 @@ class _Reader:
                 return raw.view(dtype).reshape(shape)
             tensor = TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw.tobytes())
         elif tensor.HasField("raw_data") and (held := len(tensor.raw_data)) != expected:
-            raise ModelError(f"tensor {name!r}: shape {shape} of {dtype} needs {expected} bytes, the file holds {held}")
+            raise ModelError(f"tensor {name!r}: shape {shape} of {dtype} needs {expected} bytes; the file holds {held}")
         try:
             return numpy_helper.to_array(tensor)
         except Exception as error:  # numpy and onnx raise several kinds here
@@ -298,7 +296,7 @@ class _Reader:
         name = tensor.name
         entries = {e.key: e.value for e in tensor.external_data}
         if self.folder is None:
-            raise ModelError(f"tensor {name!r} lies in an external file; load the model by its path")
+            raise ModelError(f"tensor {name!r} is stored in an external file; load the model by its path")
         location = entries.get("location", "")
         try:
             path = (self.folder / location).resolve()
@@ -332,9 +330,7 @@ def _inlined(model: ModelProto) -> ModelProto:
     try:
         limit = max(_MANY_NODES, _EXPANSION * (len(model.graph.node) + sum(map(len, bodies.values()))))
         if (count := _expanded(model.graph.node, bodies, {}, ())) > limit:
-            raise ModelError(
-                f"they stand for {count} nodes, and the file holds {len(bodies)} functions; expected at most {limit}"
-            )
+            raise ModelError(f"its {len(bodies)} functions expand to {count} nodes; expected at most {limit}")
         return onnx.inliner.inline_local_functions(light)
     except Exception as error:
         raise ModelError(f"the model's local functions cannot be inlined: {error}") from error

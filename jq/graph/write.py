@@ -52,7 +52,7 @@ class External:
         files.check_writable(target)
         if target.exists() and any(Path(f).exists() and target.samefile(f) for f in mapped):
             where = f"external data at {name!r}"
-            raise ConfigError(f"{where}: there are the weights of the model itself; give another name")
+            raise ConfigError(f"{where}: the model's own weights are in this file; give another name")
 
 
 def to_model(graph: Graph, params: Mapping[str, Any] | None = None, *, skeleton: bool = False) -> ModelProto:

@@ -178,66 +178,66 @@ def in_format(graph: Graph, format: str) -> Graph:
 CHANGES = (
     Change(
         "relu6_to_relu",
-        "Relu for Clip(0, 6) behind layers: whole=0 in the config does it where rounding then cuts at the bound, so that all "
-        "codes stay, and whole=0.001 also where the measured loss is no more than that; else train with Relu",
+        "replace Clip(0, 6) behind layers by Relu: whole=0 in the config does so where rounding then clips at the bound, so that "
+        "all codes stay, and whole=0.001 also where the measured loss is at most that; otherwise train with Relu",
         "log",
         _relu_for_clip,
     ),
     Change(
         "shuffle_to_conv",
-        "a 1x1 convolution that permutes channels for each Reshape, Transpose and Reshape, or reordered weights of the "
-        "neighbours, which are free; exact: whole=0 in the config, or shuffle_to_weights and shuffle_to_conv in rewrites",
+        "replace each Reshape, Transpose and Reshape by a 1x1 convolution that permutes channels, or by reordered weights of the "
+        "neighbours, which cost nothing; exact: whole=0 in the config, or shuffle_to_weights and shuffle_to_conv in rewrites",
         "log",
         _convolution_for_shuffle,
     ),
     Change(
         "mean_to_pool",
-        "GlobalAveragePool for each mean over height and width; exact: whole=0 in the config, or reduce_mean_to_flat_pool in "
-        "rewrites",
+        "replace each mean over height and width by GlobalAveragePool; exact: whole=0 in the config, or "
+        "reduce_mean_to_flat_pool in rewrites",
         "log",
         _pool_for_mean,
     ),
     Change(
         "resize_to_matmul",
-        "products by constant matrices for each Resize that interpolates, along height and width; exact, at the cost of "
-        "multiplications: whole=0 in the config, or resize_to_matmul in rewrites; else mode nearest, and train with it",
+        "replace each Resize that interpolates by products with constant matrices along height and width; exact, at the cost of "
+        "multiplications: whole=0 in the config, or resize_to_matmul in rewrites; otherwise train with mode nearest",
         "guess",
         _products_for_resize,
     ),
     Change(
         "resize_to_depth_to_space",
-        "copies of channels and DepthToSpace for each Resize that repeats pixels, of which 16 bits list no other form; exact: "
+        "replace each Resize that repeats pixels by copies of channels and DepthToSpace, the only form listed for 16 bits; exact: "
         "whole=0 in the config, or resize_to_depth_to_space in rewrites",
         "documented",
         _depth_for_resize,
     ),
     Change(
         "depthwise_to_dense",
-        "an ordinary 1x1 convolution with a diagonal weight for each depthwise one that a BatchNormalization became; "
+        "replace each depthwise 1x1 convolution that a BatchNormalization became by an ordinary one with a diagonal weight; "
         "exact, at the cost of its multiplications: whole=0 in the config, or depthwise_to_dense in rewrites",
         "guess",
         _dense_for_depthwise,
     ),
     Change(
         "hard_sigmoid",
-        "HardSigmoid for each Sigmoid, which X1 runs with its factor: form_loss=None in the config, at a loss that the report "
-        "has; finetuning is told of the form, so that weights make up for it",
+        "replace each Sigmoid by HardSigmoid, which X1 runs with its factor: form_loss=None in the config; the report gives the "
+        "loss, for which finetuning can compensate",
         "log",
         lambda graph: in_format(graph, "XINT8"),
         backend="X1",
     ),
     Change(
         "hard_sigmoid_to_clip",
-        "the slope and the shift of a HardSigmoid that alone reads a layer in the layer's weights, and a Relu, as the largest code "
-        "cuts: whole=0 in the config does it with the network's own; for Sigmoid, train with HardSigmoid",
+        "fold slope and shift of a HardSigmoid that alone reads a layer into the layer's weights, with a Relu, as the largest code "
+        "clips: whole=0 in the config does so for the network's own; for Sigmoid, train with HardSigmoid",
         "log",
         _relu_for_gate,
         makes="HardSwish",
     ),
     Change(
         "hard_swish",
-        "HardSwish for each Sigmoid or HardSigmoid that gates its own input, which XINT8 lists: whole=0 in the config leaves the "
-        "network's own as they are; for SiLU, train with HardSwish",
+        "replace each Sigmoid or HardSigmoid that gates its own input by HardSwish, which XINT8 lists: whole=0 in the config keeps "
+        "the network's own; for SiLU, train with HardSwish",
         "documented",
         _hard_swish,
         makes="HardSwish",

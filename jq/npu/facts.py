@@ -217,7 +217,7 @@ PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
             PlaceRule("not-listed", "documented", _TABLE, "2026-10", "the operator is not listed for the format"),
             PlaceRule(
                 "fused-activation", "log", _AMD_LOGS, "2025-10",
-                "an activation right behind a layer or a sum, with no quantizer between, runs with it",
+                "an activation right behind a layer or a sum, with no quantizer between them, runs with it",
             ),
             PlaceRule(
                 "pool-factor", "log", _AMD_LOGS, "2025-10",
@@ -242,35 +242,35 @@ PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
             ),
             PlaceRule(
                 "depthwise-1x1", "log", f"{_AMD_LOGS}: DenseNet-121 in XINT8", "2025-10",
-                "X2 leaves a depthwise 1x1 convolution, which a BatchNormalization of its own becomes, to the CPU",
+                "X2 leaves a depthwise 1x1 convolution, which a separate BatchNormalization becomes, to the CPU",
             ),
             PlaceRule(
-                "rank", "log", f"{_AMD_LOGS}: ShuffleNetV2", "2025-10", "tensors of more than 4 dims are the CPU's",
+                "rank", "log", f"{_AMD_LOGS}: ShuffleNetV2", "2025-10", "tensors with more than 4 dims run on the CPU",
             ),
             PlaceRule(
                 "resize-mode", "log", "amd/RyzenAI-SW#318", "2025-12",
-                "a Resize that interpolates was seen on the CPU, where others of mode nearest ran on the NPU",
+                "a Resize that interpolates was seen on the CPU, while others of mode nearest ran on the NPU",
             ),
             PlaceRule(
                 "float-chain", "log", f"{_AMD_LOGS}: ShuffleNetV2 in XINT8 (ReduceMean and factor)", "2025-10",
-                "operators with no quantizer between run on the NPU in a few known pairs only",
+                "operators with no quantizer between them run on the NPU only in a few known pairs",
             ),
             PlaceRule(
                 "not-quantized", "log", f"{_AMD_LOGS}: the last Flatten of SqueezeNet", "2025-10",
-                "a node runs in integers only where all that it reads and writes is quantized",
+                "a node runs in integers only if all tensors that it reads and writes are quantized",
             ),
             PlaceRule(
                 "concat-from-outside", "guess", f"{_AMD_LOGS}: DenseNet-121 has 63 subgraphs of which 5 run", "2025-10",
-                "a subgraph is compiled but not run on the NPU where a Concat reads what enters the subgraph",
+                "a subgraph is compiled but not run on the NPU if a Concat reads an input of the subgraph",
             ),
             PlaceRule(
                 "quantizer", "log", f"{_AMD_LOGS}; zmaychek84/vaip, vaip/src/stat.cpp", "2025-10",
-                "a quantizer runs with what reads or makes its tensor, and in the provider on the CPU where that is no NPU "
-                "node",
+                "a quantizer runs with the node that reads or writes its tensor, or on the CPU in the provider if that is not "
+                "an NPU node",
             ),
             PlaceRule(
                 "backend-format", "documented", _BACKENDS, "2026-10",
-                "X1 takes XINT8 alone: integers of 8 bits, scales that are powers of two",
+                "X1 takes only XINT8: integers of 8 bits, scales that are powers of two",
             ),
             PlaceRule(
                 "x1-zero-point", "documented", "zmaychek84/vaip, vaip_pass_to_xir_ops", "2024-11",
@@ -295,7 +295,7 @@ PLACE_RULES: Mapping[str, PlaceRule] = MappingProxyType(
             ),
             PlaceRule(
                 "foreign-domain", "guess", "the vendor's table names operators of ONNX's own domain", "2026-11",
-                "an operator of another domain is the CPU's",
+                "an operator of another domain runs on the CPU",
             ),
         )
     }

@@ -56,24 +56,26 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.rounding not in get_args(Mode):
-            raise ConfigError(f"target {self.name!r}: no rounding {self.rounding!r}; there are {get_args(Mode)}")
+            known = ", ".join(get_args(Mode))
+            raise ConfigError(f"target {self.name!r}: unknown rounding {self.rounding!r}; expected one of {known}")
         if self.requantize not in ("shift", "significand", "float32"):
-            raise ConfigError(f"target {self.name!r}: no way to requantize {self.requantize!r}")
+            known = "shift, significand or float32"
+            raise ConfigError(f"target {self.name!r}: unknown requantize {self.requantize!r}; expected {known}")
         for field, most in _BITS.items():
             bits = getattr(self, field)
             if bits is not None and not (isinstance(bits, int) and 0 <= bits <= most):
-                raise ConfigError(f"target {self.name!r}: {field}={bits}; it is None or of 0 to {most} bits")
+                raise ConfigError(f"target {self.name!r}: {field}={bits}; expected None, or 0 to {most} bits")
         if self.lerp_bits is not None and self.lerp_bits < 7:
-            raise ConfigError(f"target {self.name!r}: lerp_bits={self.lerp_bits}; it is None or of 7 to 15 bits")
+            raise ConfigError(f"target {self.name!r}: lerp_bits={self.lerp_bits}; expected None, or 7 to 15 bits")
         if self.slope is not None and not (isinstance(self.slope, Fraction) and 0 <= self.slope <= 1):
-            raise ConfigError(f"target {self.name!r}: slope={self.slope!r}; it is None or a Fraction from 0 to 1")
+            raise ConfigError(f"target {self.name!r}: slope={self.slope!r}; expected None or a Fraction from 0 to 1")
         if self.relu6 is not None and not isinstance(self.relu6, int):
-            raise ConfigError(f"target {self.name!r}: relu6={self.relu6!r}; it is None or an integer")
+            raise ConfigError(f"target {self.name!r}: relu6={self.relu6!r}; expected None or an integer")
         if self.hard_sigmoid is not None and not (
             0 < self.hard_sigmoid[0] < 1 << 12 and 0 <= self.hard_sigmoid[1] < 32
         ):
             raise ConfigError(
-                f"target {self.name!r}: hard_sigmoid={self.hard_sigmoid}; a multiplier of 12 bits and a shift"
+                f"target {self.name!r}: hard_sigmoid={self.hard_sigmoid}; expected a multiplier of 12 bits and a shift"
             )
 
 

@@ -34,7 +34,7 @@ def _merge_heads(x: Array) -> Array:
 def _extended(k: Array, v: Array, past_key: Array, past_value: Array) -> tuple[Array, Array]:
     """Keys and values behind those of earlier calls."""
     if (past_key is None) != (past_value is None):
-        raise ModelError("a past key needs a past value, and the other way round")
+        raise ModelError("past_key and past_value must be given together")
     if past_key is None:
         return k, v
     return jnp.concatenate([past_key, k], axis=2), jnp.concatenate([past_value, v], axis=2)
@@ -86,7 +86,7 @@ def attention(
     packed = q.ndim == 3
     q, k, v = _split_heads(q, q_num_heads), _split_heads(k, kv_num_heads), _split_heads(v, kv_num_heads)
     if past_key is not None and nonpad_kv_seqlen is not None:
-        raise ModelError("past_key and nonpad_kv_seqlen exclude each other")
+        raise ModelError("past_key and nonpad_kv_seqlen are mutually exclusive")
     k, v = _extended(k, v, past_key, past_value)
     queries, keys = q.shape[2], k.shape[2]
     valid = None if nonpad_kv_seqlen is None else nonpad_kv_seqlen.reshape(-1, 1, 1, 1)
@@ -181,7 +181,9 @@ def rotary_embedding(
     heads = _split_heads(x, num_heads)
     width = rotary_embedding_dim or heads.shape[-1]
     if cos.shape[-1] * 2 != width:
-        raise ModelError(f"the caches hold {cos.shape[-1]} angles, but {width} features turn: expected half of them")
+        raise ModelError(
+            f"the caches hold {cos.shape[-1]} angles, but {width} features are rotated: expected half as many angles"
+        )
     y = _rotated(heads, cos[:, None], sin[:, None], interleaved)
     return y if x.ndim == 4 else _merge_heads(y)
 
@@ -193,7 +195,7 @@ def rotary_embedding_microsoft(
 ) -> Array:  # fmt: skip
     """Like ONNX's, but the position ids come second and may be one offset for all."""
     if is_packed_batching or scale != 1:
-        raise UnsupportedOp("is_packed_batching or a scale: export without them")
+        raise UnsupportedOp("is_packed_batching and scale are not supported: export without them")
     heads = _split_heads(x, num_heads or (x.shape[-1] // (2 * cos.shape[-1])))
     if position_ids.size == 1:
         position_ids = position_ids.reshape(1, 1) + jnp.arange(heads.shape[2])
@@ -213,7 +215,9 @@ def _key_bias(mask: Array | None, n: int, keys: int, fill: float, dtype: Any) ->
     elif mask.ndim in (2, 3) and mask.shape[-1] == keys:
         seen = mask > 0
     else:
-        raise UnsupportedOp(f"a mask of shape {list(mask.shape)}: use lengths, ({n},), or 0/1 per key, ({n}, {keys})")
+        raise UnsupportedOp(
+            f"a mask of shape {list(mask.shape)} is not supported: use lengths, ({n},), or 0/1 per key, ({n}, {keys})"
+        )
     return jnp.where(seen[:, None, None] if seen.ndim == 2 else seen[:, None], 0, fill).astype(dtype)
 
 
@@ -240,7 +244,9 @@ def attention_microsoft(
     scale: float = 0.0, unidirectional: int = 0,
 ) -> tuple[Array, Array | None]:  # fmt: skip
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
-        raise UnsupportedOp("do_rotary, past_present_share_buffer or past_sequence_length: export without them")
+        raise UnsupportedOp(
+            "do_rotary, past_present_share_buffer and past_sequence_length are not supported: export without them"
+        )
     packed = x @ w
     packed = packed if b is None else packed + b
     sizes = qkv_hidden_sizes or (packed.shape[-1] // 3,) * 3
@@ -258,13 +264,15 @@ def multi_head_attention(
     *, mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0, unidirectional: int = 0,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     if past_sequence_length is not None or cache_indirection is not None:
-        raise UnsupportedOp("past_sequence_length and cache_indirection: export without a shared cache buffer")
+        raise UnsupportedOp(
+            "past_sequence_length and cache_indirection are not supported: export without a shared cache buffer"
+        )
     if q.ndim == 5:  # (N, L, heads, 3, D)
         q, k, v = (jnp.swapaxes(q[:, :, :, i], 1, 2) for i in range(3))
     elif k is not None and k.ndim == 5:  # (N, L, heads, 2, D)
         k, v = (jnp.swapaxes(k[:, :, :, i], 1, 2) for i in range(2))
     if k is None or v is None:
-        raise UnsupportedOp("a query without key and value must pack them, (batch, length, heads, 3, size)")
+        raise UnsupportedOp("without key and value, the query must pack all three: (batch, length, heads, 3, size)")
     parts = [_split_heads(x, num_heads) for x in (q, k, v)]
     if b is not None:
         sizes = np.cumsum([x.shape[1] * x.shape[3] for x in parts])[:2].tolist()

@@ -68,7 +68,7 @@ def block_of(op_type: str, attributes: Mapping[str, Any]) -> tuple[Block, int]:
 
 def _mx(element_dtype: str = "int8", block_size: int = MXINT8.size, rounding_mode: int = 0) -> Block:
     if element_dtype not in ELEMENTS:
-        raise UnsupportedOp(f"element_dtype is {element_dtype!r}; there are {', '.join(ELEMENTS)}")
+        raise UnsupportedOp(f"element_dtype is {element_dtype!r}; expected one of {', '.join(ELEMENTS)}")
     element = ELEMENTS[element_dtype]
     # The library rounds floats half to even whatever it is told.
     rounding = _rounding(rounding_mode) if element.emin == element.emax else "half_even"
@@ -81,23 +81,23 @@ def _bfp(
     convert_to_bfloat_before_bfp: int = 0, use_compiler_version_cpu_kernel: int = 0,
 ) -> Block:  # fmt: skip
     if not _HEADER < bit_width <= _WIDEST:
-        raise UnsupportedOp(f"bit_width is {bit_width}; it may be {_HEADER + 1} to {_WIDEST}")
+        raise UnsupportedOp(f"bit_width is {bit_width}; expected {_HEADER + 1} to {_WIDEST}")
     fmt = Block("", "bfp", _size(block_size), magnitude(bit_width - _HEADER), _rounding(rounding_mode))
     fmt = dataclasses.replace(fmt, through_bfloat16=bool(convert_to_bfloat_before_bfp))
     if bfp_method in ("to_bfp_prime", "to_bfp_prime_shared"):
         if _size(sub_block_size) > block_size or block_size % sub_block_size or not 0 <= sub_block_shift_bits <= 8:
             raise ModelError(
-                f"sub_block_size {sub_block_size} must divide block_size {block_size} and sub_block_shift_bits "
-                f"{sub_block_shift_bits} be 0 to 8"
+                f"sub_block_size {sub_block_size} must divide block_size {block_size}, and sub_block_shift_bits "
+                f"{sub_block_shift_bits} must be 0 to 8"
             )
         fmt = dataclasses.replace(
             fmt, kind="bfp_prime", sub_size=sub_block_size, shift_bits=sub_block_shift_bits, flushes=True, poisons=True
         )
     elif bfp_method != "to_bfp":
-        raise UnsupportedOp(f"bfp_method is {bfp_method!r}; there are to_bfp and to_bfp_prime")
+        raise UnsupportedOp(f"bfp_method is {bfp_method!r}; expected to_bfp or to_bfp_prime")
     elif use_compiler_version_cpu_kernel:
         if bit_width != BFP16.element.fraction + 1 + _HEADER:
-            raise UnsupportedOp(f"bit_width is {bit_width}; the compiler's version of the kernel is for 16")
+            raise UnsupportedOp(f"bit_width is {bit_width}; use_compiler_version_cpu_kernel needs 16")
         fmt = dataclasses.replace(fmt, raises=True, element=dataclasses.replace(fmt.element, lowest=-2.0))
     details = (bit_width, block_size, fmt.rounding, fmt.sub_size, fmt.shift_bits, fmt.raises, fmt.through_bfloat16)
     return dataclasses.replace(fmt, name=":".join(map(str, (fmt.kind, *details))))
@@ -105,13 +105,13 @@ def _bfp(
 
 def _rounding(mode: int) -> Rounding:
     if mode not in range(len(_ROUNDINGS)):
-        raise UnsupportedOp(f"rounding_mode is {mode}; there are 0 to {len(_ROUNDINGS) - 1}")
+        raise UnsupportedOp(f"rounding_mode is {mode}; expected 0 to {len(_ROUNDINGS) - 1}")
     return _ROUNDINGS[mode]
 
 
 def _size(size: int) -> int:
     if size < 1:
-        raise ModelError(f"a block has {size} elements; it must have one at least")
+        raise ModelError(f"a block has {size} elements; expected at least one")
     return size
 
 
@@ -155,7 +155,7 @@ def fix_neuron(
 ) -> Array:
     """Rounded to signed integers of `bit_width` bits at a position; AMD's compiler reads the attributes alone."""
     if not 1 <= bit_width <= _WIDEST:
-        raise UnsupportedOp(f"bit_width is {bit_width}; it may be 1 to {_WIDEST}")
+        raise UnsupportedOp(f"bit_width is {bit_width}; expected 1 to {_WIDEST}")
     most = 2 ** (bit_width - 1)
     return fake_quant(x, power_of_two(-pos), 0, Integer(bit_width, True, -most, most - 1))
 

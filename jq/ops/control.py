@@ -50,7 +50,7 @@ def if_(cond: Array, *, then_branch: Graph, else_branch: Graph, ctx: Context) ->
     if jax.tree.map(_type, types[0]) != jax.tree.map(_type, types[1]):
         raise UnsupportedOp(
             "its condition depends on the data, so both branches must give the same types, but they give "
-            f"({_types(types[0])}) and ({_types(types[1])}); a condition known while tracing lifts that"
+            f"({_types(types[0])}) and ({_types(types[1])}); make the condition a constant, or the types equal"
         )
     return lax.cond(cond.reshape(()), *branches)
 
@@ -76,14 +76,14 @@ def loop(
             return done
     if not fixed:
         raise UnsupportedOp(
-            "its rounds change the types of the loop-carried values or need these or their number known, so trip count "
+            "its iterations change the types of loop-carried values, or need their values or number, so the trip count "
             "and condition must be known while tracing, but they depend on the data"
         )
     if count is not None and count < _ENDLESS and steady and _known(cond):
         return _scanned(count, carried, body, ctx)
     if scanned:
         raise UnsupportedOp(
-            "it has scan outputs, so the number of its rounds decides shapes and must be known while tracing, but trip "
+            "it has scan outputs, so the number of its iterations decides shapes and must be known while tracing, but trip "
             "count or condition depend on the data"
         )
     return _while(M, cond, carried, body, ctx)

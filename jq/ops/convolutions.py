@@ -160,7 +160,9 @@ _ACTIVATIONS: dict[str, Callable[..., Array]] = {
 
 def activate(name: str | None, y: Array, parameters: Sequence[float] = ()) -> Array:
     if (name or "") not in _ACTIVATIONS:
-        raise UnsupportedOp(f"activation {name!r}; known: {', '.join(filter(None, _ACTIVATIONS))}")
+        raise UnsupportedOp(
+            f"activation {name!r} is not supported; expected one of {', '.join(filter(None, _ACTIVATIONS))}"
+        )
     return _ACTIVATIONS[name or ""](y, *parameters).astype(y.dtype)
 
 

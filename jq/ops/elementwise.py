@@ -368,5 +368,7 @@ def bit_cast(x: Array, *, to: int) -> Array:
     if isinstance(x, np.ndarray) and x.dtype.itemsize == wide.itemsize:
         return x.view(wide)
     if x.dtype.itemsize < wide.itemsize == 8 and x.dtype.kind != wide.kind:  # numbers of 64 bits that have 32 here
-        raise UnsupportedOp(f"BitCast to {wide} in a program, where numbers of 64 bits have 32; use types of 32 bits")
+        raise UnsupportedOp(
+            f"BitCast to {wide} is not supported in a program, where 64-bit numbers have 32 bits; use 32-bit types"
+        )
     return _bitcast(x, jax.dtypes.canonicalize_dtype(wide))

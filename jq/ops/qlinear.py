@@ -45,7 +45,7 @@ def _signed(x: Array, zero_point: Array | None) -> tuple[Array, Array]:
     if x.dtype == jnp.int8:
         return x, zero
     if x.dtype != jnp.uint8:
-        raise UnsupportedOp(f"its operand is {x.dtype}; integer products take int8 and uint8, dequantize it before")
+        raise UnsupportedOp(f"its operand is {x.dtype}, but integer products take int8 and uint8; dequantize it first")
     return lax.bitcast_convert_type(x ^ jnp.uint8(128), jnp.int8), zero - 128
 
 

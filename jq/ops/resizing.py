@@ -57,7 +57,7 @@ def new_sizes(old: Sequence[int], scales: Any, sizes: Any, policy: str | None) -
     if sizes is None or len(sizes) == 0:
         if scales is None or len(scales) != len(old):
             count = None if scales is None else len(scales)
-            raise ModelError(f"needs {len(old)} scales or sizes, found {count} scales")
+            raise ModelError(f"needs {len(old)} scales or sizes; got {count} scales")
         scales = np.asarray(scales, np.float32)
         return [int(np.float32(n) * s) for n, s in zip(old, scales, strict=True)], scales.tolist()
     ratios = [int(m) / n for m, n in zip(sizes, old, strict=True)]
@@ -88,7 +88,7 @@ def coordinates(mode: str, old: int, new: int, scale: np.float32, start: float, 
             slope = (end - start) * (old - 1)
             shift = np.float32(start * (old - 1))
             return shift + x * np.float32(slope) / (exact - 1) if exact != 1 else shift + np.float32(slope / 2) + 0 * x
-    raise ModelError(f"coordinate_transformation_mode {mode!r} is not one of ONNX")
+    raise ModelError(f"coordinate_transformation_mode {mode!r} is not defined by ONNX")
 
 
 _NEAREST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -101,7 +101,7 @@ _NEAREST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def rounded(x: np.ndarray, mode: str) -> np.ndarray:
     if mode not in _NEAREST:
-        raise ModelError(f"nearest_mode {mode!r} is not one of ONNX")
+        raise ModelError(f"nearest_mode {mode!r} is not defined by ONNX")
     return _NEAREST[mode](x)
 
 

@@ -87,7 +87,7 @@ def optional_has_element(x: Any = None) -> np.ndarray:
 @op("OptionalGetElement", host=True)
 def optional_get_element(x: Any) -> Any:
     if x is None:
-        raise ModelError("its optional holds no element; ask OptionalHasElement first")
+        raise ModelError("its optional holds no element; check with OptionalHasElement first")
     return x
 
 

@@ -101,7 +101,7 @@ def _ints(values: np.ndarray) -> tuple[int, ...]:
 @op("Range", static=("start", "limit", "delta"), host=True)
 def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
     if delta.item() == 0:
-        raise ModelError("the delta of a Range is 0; it must not be")
+        raise ModelError("the delta of a Range is 0; expected a nonzero number")
     first, last, step = (v.item() for v in (start, limit, delta))
     count = -((first - last) // step) if isinstance(step, int) else math.ceil((last - first) / step)
     _believe(np, [count])
@@ -257,7 +257,7 @@ def gather(x: Array, indices: Array, *, axis: int) -> Array:
         return np.take(x, indices, axis)
     if isinstance(indices, np.ndarray) and indices.ndim < 2:
         if np.any(indices < -x.shape[axis]) or np.any(indices >= x.shape[axis]):
-            raise ModelError(f"indices {indices.tolist()} are outside axis {axis}, which holds {x.shape[axis]}")
+            raise ModelError(f"indices {indices.tolist()} are outside axis {axis}, which has {x.shape[axis]} elements")
         y = take_known(x, axis, np.atleast_1d(_from_start(indices, x.shape[axis])))
         return y if indices.ndim else y.squeeze(axis)
     return jnp.take(x, _from_start(indices, x.shape[axis]), axis, mode="clip")
@@ -356,7 +356,7 @@ def top_k(x: Array, k: Any, *, axis: int, largest: int | None = None, sorted: in
     """Always sorted, which `sorted=0` leaves open; equal values come in the order of their indices."""
     count, largest = int(np.asarray(k).item()), largest is None or largest
     if count > x.shape[axis]:
-        raise ModelError(f"K is {count}, but axis {axis} holds {x.shape[axis]} values")
+        raise ModelError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
     if isinstance(x, np.ndarray):
         key = _descending(x) if largest else x
         order = cut(np.argsort(key, axis, kind="stable"), {axis: slice(count)})

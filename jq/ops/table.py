@@ -244,14 +244,14 @@ def _signature(rule: Callable[..., Any]) -> Signature:
 
 def _check_names(name: str, domain: str, since: int, signature: Signature, static: Sequence[str]) -> None:
     if unknown := set(static) - {*signature["inputs"], signature["variadic"]}:
-        raise ValueError(f"op {name}: {unknown} are no inputs of the rule")
+        raise ValueError(f"op {name}: {unknown} are not inputs of the rule")
     versions = schema_versions(name, domain)
     if not versions or onnx.defs.onnx_opset_version() < _NEWEST_OPSET:
         return  # a custom domain has no schema to check against, an older onnx not all of the attributes
     known = {a for v in versions if v.since_version >= min(since, versions[-1].since_version) for a in v.attributes}
     if unknown := signature["attributes"].keys() - known:
         raise ValueError(
-            f"op {name}: {unknown} are no attributes of any version from {since} on; known: {sorted(known)}"
+            f"op {name}: {unknown} are not attributes of any version from {since} on; known: {sorted(known)}"
         )
 
 

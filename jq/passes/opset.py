@@ -68,7 +68,7 @@ def check_opset(version: int | None) -> None:
     newest = onnx.defs.onnx_opset_version()
     if version is not None and not (isinstance(version, int) and LEAST <= version <= newest):
         raise ConfigError(
-            f"opset {version!r}: quantizers exist from {LEAST} on, and this onnx knows opsets up to {newest}"
+            f"opset {version!r}: quantizers exist from {LEAST} on, and the installed onnx supports opsets up to {newest}"
         )
 
 

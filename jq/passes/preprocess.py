@@ -62,7 +62,7 @@ def preprocess(
     external = None
     if save_as_external_data:
         if path is None:
-            raise ConfigError("save_as_external_data: external data lie beside a file; give an output_model_path")
+            raise ConfigError("save_as_external_data writes beside the output file; give output_model_path")
         # The folder itself, onnxruntime's older default, names no file.
         location = None if external_data_location in (None, ".", "./") else external_data_location
         external = External(location=location, one_file=all_tensors_to_one_file, threshold=external_data_size_threshold)
@@ -104,8 +104,8 @@ def infer_symbolic_types(
         from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
     except ImportError as error:
         raise ConfigError(
-            f"symbolic shape inference is left out: it needs a package that is not installed ({error}); "
-            "`pip install sympy`, or leave it out with skip_symbolic_shape"
+            f"symbolic shape inference needs a package that is not installed ({error}); "
+            "`pip install sympy`, or skip it with skip_symbolic_shape"
         ) from error
     model = to_model(graph, skeleton=True)
     # Where it fails it leaves the model in the working directory.
@@ -115,7 +115,7 @@ def infer_symbolic_types(
         except Exception as error:  # its own, sympy's and onnx's exceptions have many types
             raise ModelError(
                 f"onnxruntime's symbolic shape inference fails: {_line(error)}; try auto_merge or "
-                "guess_output_rank, or leave it out with skip_symbolic_shape"
+                "guess_output_rank, or skip it with skip_symbolic_shape"
             ) from error
     return _declaring(graph, {v.name: read_value(v) for v in (*inferred.graph.value_info, *inferred.graph.output)})
 
@@ -136,7 +136,7 @@ def _optimized(graph: Graph, folder: Path) -> Graph:
         ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises many kinds
         reason = f"onnxruntime does not run the model: {_line(error)}"
-        warnings.warn(f"the model is not optimized; leave it out with skip_optimization. {reason}", stacklevel=3)
+        warnings.warn(f"the model is not optimized; skip this step with skip_optimization. {reason}", stacklevel=3)
         return graph
     optimized = load(made)
     # onnxruntime names every operator set that it knows, and forgets what the model says of its origin.

@@ -40,7 +40,7 @@ class SigmoidChoice:
         worst = max(self.losses, key=lambda label: self.losses[label])
         loss = f"{self.loss:.2g} in total ({self.losses[worst]:.2g} at {worst!r}, the worst)"
         if self.hard:
-            return f"{len(self.losses)} become HardSigmoid, which loses {loss}; forms without {_FORM} keeps them"
+            return f"{len(self.losses)} become HardSigmoid, which loses {loss}; remove {_FORM} from forms to keep them"
         many = f"{len(self.losses)} stay: as HardSigmoid they would lose {loss}"
         return f"{many}, more than form_loss={self.most:g}; form_loss=None replaces them anyway"
 

@@ -83,8 +83,8 @@ def left_to_host(graph: Graph, plan: Plan, stats: Stats | None, chosen: Collecti
             labels = json.dumps([node.label for node in pooled.nodes])
             sentences.append(
                 f"{pooled.output!r} is averaged in float: with the step of {source!r}, {float(plan[source].scale):g}, the "
-                f"two largest values of {share:.1%} of the samples would have one code; exclude={labels} is the same, "
-                "output_ties=None quantizes it all the same"
+                f"two largest values of {share:.1%} of the samples would get the same code; exclude={labels} does the "
+                "same, output_ties=None quantizes it anyway"
             )
     return sentences
 

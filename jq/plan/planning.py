@@ -66,7 +66,7 @@ def plan_and_moves(
     qparams |= _activations(graph, stats, config, placement.activations)
     for name in scales or {}:
         if name not in qparams:
-            raise ConfigError(f"scales: {name!r} is no tensor that gets a scale of its own.{suggest(name, qparams)}")
+            raise ConfigError(f"scales: tensor {name!r} has no scale of its own.{suggest(name, qparams)}")
     qparams |= scales or {}
     qparams |= {k: qparams[source] for k, source in shared(graph, placement.nodes, qparams).items()}
     plan = Plan(
@@ -113,7 +113,7 @@ def _activations(
         elif options.dynamic:
             qparams |= {k: QParams(_ONE, _ZERO, grid, dynamic=True) for k in names}
         elif stats is None:
-            raise DataError(f"activations become {grid}, so their statistics are needed: see jq.calibrate")
+            raise DataError(f"quantizing activations to {grid} needs their statistics: see jq.calibrate")
         else:
             every = activation_qparams(graph, stats, options)
             qparams |= {k: every[k] for k in names}
@@ -127,7 +127,7 @@ def check_weights(graph: Graph, config: QuantConfig) -> None:
         release(graph.params[name])
         if not graph.params[name].size:
             shape = list(graph.params[name].shape)
-            raise ModelError(f"{_where(name, node)} has no elements, but the shape {shape}; exclude the node")
+            raise ModelError(f"{_where(name, node)} has no elements: its shape is {shape}; exclude the node")
 
 
 def weights_to_quantize(graph: Graph, config: QuantConfig) -> Iterator[tuple[str, Node]]:
@@ -142,10 +142,10 @@ def check_weight(name: str, array: Any, node: Node) -> None:
     """Raise a ModelError unless a weight of a node is of finite float32 numbers."""
     array, where = np.asarray(array), _where(name, node)
     if array.dtype != np.float32:
-        raise ModelError(f"{where} is {array.dtype}; models of float32 are quantized: convert it, or exclude the node")
+        raise ModelError(f"{where} is {array.dtype}; only float32 is quantized: convert the model, or exclude the node")
     if not is_finite(array):
         bad = np.argwhere(~np.isfinite(array)).tolist()
-        invalid = f"{len(bad)} of {array.size} values NaN or Inf, the first {array[tuple(bad[0])]} at {bad[0]}"
+        invalid = f"{len(bad)} NaN or Inf among {array.size} values, the first {array[tuple(bad[0])]} at {bad[0]}"
         raise ModelError(f"{where} has {invalid}: is the file damaged, or did training diverge?")
 
 

@@ -154,7 +154,7 @@ def entropy(histogram: Histogram, minimum: Number, maximum: Number, quantized_bi
     bins, onnxruntime returns the narrowest; here the observed range is returned.
     """
     if quantized_bins < 1:
-        raise ConfigError(f"quantized_bins must be positive, not {quantized_bins}")
+        raise ConfigError(f"quantized_bins must be positive; got {quantized_bins}")
     counts, edges = histogram.counts, histogram.edges
     if not counts.any():
         return _nothing(edges)
@@ -211,7 +211,7 @@ def weight_range(
 
 def _check_percents(percents: Sequence[float]) -> None:
     if not percents or not all(0 <= p <= 100 for p in percents):
-        raise ConfigError(f"percents must be some of 0 ... 100, not {list(percents)}")
+        raise ConfigError(f"percents must be one or more numbers from 0 to 100; got {list(percents)}")
 
 
 def _nothing(edges: np.ndarray) -> Range:
@@ -225,7 +225,7 @@ def _within(low: np.floating, high: np.floating, minimum: Number, maximum: Numbe
 def _shrunk(minimum: np.ndarray, maximum: np.ndarray, steps: int, symmetric: bool) -> Arrays:
     """Return the candidates of `mse`, [steps, *shape], the widest first."""
     if steps < 1:
-        raise ConfigError(f"steps must be positive, not {steps}")
+        raise ConfigError(f"steps must be positive; got {steps}")
     factor = np.arange(steps, 0, -1).reshape(-1, *[1] * minimum.ndim) / steps
     low, high = np.minimum(minimum, 0), np.maximum(maximum, 0)
     if symmetric:

@@ -95,7 +95,9 @@ def _activation(stats: Stats, tensor: str, config: QuantConfig) -> QParams:
     best = _exponent_behind(stats, tensor)
     best = stats.best_exponent(tensor) if best is None else best
     if best is None:
-        raise DataError(f"tensor {tensor!r} outgrew its candidates; calibrate it with all of its data")
+        raise DataError(
+            f"tensor {tensor!r} exceeds the range of its candidate exponents; calibrate it with all of its data"
+        )
     return _power_of_two(best, config, zero_point)
 
 

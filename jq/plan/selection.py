@@ -60,7 +60,7 @@ def check_names(graph: Graph, config: QuantConfig) -> None:
     for pattern in (*config.exclude, *(pattern for pattern, _ in config.overrides)):
         if not any(_matches(node, pattern) for node in graph.nodes):
             known = [*labels, *{n.op_type for n in graph.nodes}]
-            raise ConfigError(f"{pattern!r} is the name or the operator of no node.{suggest(pattern, known)}")
+            raise ConfigError(f"{pattern!r} matches no node, by name or operator.{suggest(pattern, known)}")
     _named(graph, (*config.input_nodes, *config.output_nodes))
     for starts, ends in config.exclude_subgraphs:
         _named(graph, (*starts, *ends))
@@ -93,7 +93,7 @@ def _named(graph: Graph, names: Iterable[str]) -> list[Node]:
     for name in names:
         if name not in nodes:
             near = suggest(name, nodes)
-            raise ConfigError(f"no node {name!r} (of those that are left once the graph is prepared).{near}")
+            raise ConfigError(f"no node {name!r} in the prepared graph.{near}")
     return [nodes[name] for name in names]
 
 

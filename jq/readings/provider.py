@@ -23,7 +23,7 @@ _ENDING = "ExecutionProvider"
 _KIND = "jq: model compiled by a provider of onnxruntime"
 # Of each provider, how one comes by it. The wheel `onnxruntime` has the CPU's alone.
 _INSTALL = {
-    "vitisai": "install Ryzen AI Software, and run jq in the conda environment that it makes, whose onnxruntime has it",
+    "vitisai": "install Ryzen AI Software, and run jq in the conda environment that it creates, whose onnxruntime has the provider",
     "cuda": "install onnxruntime-gpu instead of onnxruntime",
     "tensorrt": "install onnxruntime-gpu instead of onnxruntime, and TensorRT",
     "dml": "install onnxruntime-directml instead of onnxruntime",
@@ -53,7 +53,7 @@ class Provider:
         if self.short not in provider_names():
             known = (*map(short_name, available()), "vitisai")
             raise ConfigError(
-                f"onnxruntime has no provider {self.name!r}; take one of {', '.join(dict.fromkeys(known))}."
+                f"onnxruntime has no provider {self.name!r}; use one of {', '.join(dict.fromkeys(known))}."
                 + suggest(self.name, provider_names())
             )
         if self.embed and self.context is None:
@@ -92,7 +92,7 @@ class Provider:
                 raise ConfigError(f"provider option {name}: there is no file {path}")
         if unknown := [name for name in self.options if name not in PROVIDER_OPTIONS]:
             near = suggest(unknown[0], PROVIDER_OPTIONS)
-            warnings.warn(f"no document of vitisai names the option {', '.join(unknown)}.{near}", stacklevel=3)
+            warnings.warn(f"vitisai does not document the option {', '.join(unknown)}.{near}", stacklevel=3)
 
 
 RUNTIME_NAMES = {RUNTIME: CPU}
@@ -160,7 +160,7 @@ def compiled(provider: Provider, identity: str) -> Path | None:
     except DataError:
         ours = False
     if not ours:
-        raise DataError(f"{note} is no note that jq wrote beside a compiled model; delete it, or give another context")
+        raise DataError(f"{note} was not written by jq beside a compiled model; delete it, or give another context")
     if held == _facts(provider, identity):
         return path
     warnings.warn(f"{path} was compiled from another model, or with other options; it is compiled again", stacklevel=4)
@@ -178,7 +178,7 @@ def keep_note(provider: Provider, identity: str) -> None:
         files.write(_note(provider), json.dumps(_facts(provider, identity), indent=1) + "\n")
     else:
         warnings.warn(
-            f"provider {provider.short} saved no compiled model in {provider.context}: it compiled no part of this model",
+            f"provider {provider.short} saved no compiled model in {provider.context}: it compiled no part of the model",
             stacklevel=4,
         )
 

@@ -96,7 +96,7 @@ def onnxruntime_reading(model: Source, provider: Provider | None = None) -> Runt
         session = onnxruntime.InferenceSession(ready or source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime has no common class for its own, protobuf has a limit of 2 GB
         where = "" if asked.short == CPU else f" with provider {asked.short}"
-        what = f"{ready}, compiled of this model" if ready else "this model"
+        what = f"{ready}, compiled from this model" if ready else "this model"
         raise ModelError(f"onnxruntime does not load {what}{where}: {_first_line(error)}") from error
     seconds = time.perf_counter() - start
     if ready is None:
@@ -153,8 +153,7 @@ def _warn_of_others(reading: RuntimeReading) -> None:
     if asked.short not in reading.providers:
         there = ", ".join(reading.providers)
         warnings.warn(
-            f"provider {asked.short} did not take the model: the session has {there}; look at its options, and at what it "
-            "prints",
+            f"provider {asked.short} did not take the model: the session has {there}; check its options and its output",
             stacklevel=3,
         )
     elif taken and not taken.get(asked.short):
@@ -171,7 +170,7 @@ def _check_alike(path: os.PathLike[str], session: Any, model: Source) -> None:
     theirs = ({v.name for v in session.get_inputs()}, {v.name for v in session.get_outputs()})
     if ours != theirs:
         raise ConfigError(
-            f"context {os.fspath(path)} belongs to another model: it takes {sorted(theirs[0])} to {sorted(theirs[1])}, and this "
+            f"context {os.fspath(path)} belongs to another model: it maps {sorted(theirs[0])} to {sorted(theirs[1])}, but this "
             f"one {sorted(ours[0])} to {sorted(ours[1])}; give another name"
         )
 

@@ -166,7 +166,7 @@ def _named(node: Node, results: Sequence[Any]) -> dict[str, Any]:
 def value_of(scope: Scope, name: str) -> Any:
     """A tensor's value in a scope, or a ModelError."""
     if name not in scope:  # the graph names more outputs than the operator has, which is harmless until one is read
-        raise ModelError(f"tensor {name!r} has no value: the node that names it as an output gives fewer of them")
+        raise ModelError(f"tensor {name!r} has no value: the node that lists it as an output returns fewer outputs")
     return scope[name]
 
 

@@ -64,20 +64,22 @@ class BoundChoice:
         return (*self.exact, *self.measured)
 
     def __str__(self) -> str:
-        parts = [f"{len(self.exact)} go exactly, as their bounds have the last codes"] if self.exact else []
+        parts = (
+            [f"{len(self.exact)} are removed exactly, because their bounds lie at the last codes"] if self.exact else []
+        )
         if measured := self.measured:
             loss = sum(self.losses[name] for name in measured)
-            lost = f"loses {loss:.2g} in sum" if loss else "loses nothing on the data"
-            parts.append(f"{len(measured)} go, which {lost}")
+            lost = f"loses {loss:.2g} in total" if loss else "loses nothing on the data"
+            parts.append(f"{len(measured)} are removed, which {lost}")
         if loss := sum(self.moved.values()):
             parts.append(
-                f"of the exact ones {len(self.moved)} were moved to the last codes, which loses {loss:.2g} in sum"
+                f"of the exact ones, {len(self.moved)} were moved to the last codes, which loses {loss:.2g} in total"
             )
         if left := {name: loss for name, loss in self.losses.items() if name not in measured}:
             worst = max(left, key=lambda name: left[name])
             parts.append(
-                f"{len(left)} stay: without them {sum(left.values()):.2g} would be lost in sum, the most {left[worst]:.2g} at "
-                f"{worst!r}, and more than whole={self.most:g} with the others"
+                f"{len(left)} stay: removing them would lose {sum(left.values()):.2g} in total, at most {left[worst]:.2g} at "
+                f"{worst!r}, and with the others more than whole={self.most:g}"
             )
         return "; ".join(parts)
 

@@ -50,7 +50,7 @@ class Progress:
                 metadata = file.metadata() or {}
                 arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
         except safetensors.SafetensorError as error:
-            raise DataError(f"{path} is no checkpoint of a finetuning: {error}") from error
+            raise DataError(f"{path} is not a checkpoint of finetuning: {error}") from error
         if metadata.get("identity") != made.identity:
             raise DataError(
                 f"{path} belongs to another model, data, config or rounding; remove it, or choose another checkpoint"

@@ -166,18 +166,18 @@ def check_tunable(config: QuantConfig, plan: Plan, roundings: Mapping[str, Round
     """Raise a ConfigError where there is no stage, a stage has no rounding, or nothing could be tuned."""
     if not config.finetune:
         raise ConfigError(
-            "finetuning needs a stage; got finetune=None; take a preset such as XINT8_ADAROUND, or replace(finetune=...)"
+            "finetuning needs a stage; got finetune=None; use a preset such as XINT8_ADAROUND, or replace(finetune=...)"
         )
     if config.strict_quark:
         raise ConfigError(
-            "finetuning needs strict_quark=False; got True: Quark's finetuning is not repeated bit by bit"
+            "finetuning needs strict_quark=False; got True: Quark's finetuning is not reproduced bit for bit"
         )
     if any(q.dynamic for q in plan.activations.values()):
-        raise ConfigError("finetuning needs scales of activations that are fixed; got dynamic ones; take dynamic=False")
+        raise ConfigError("finetuning needs fixed scales of activations; got dynamic ones; use dynamic=False")
     again = [s for i, s in enumerate(config.stages) if i and kind_of(s) == "layer"]
     if again:
-        text = f"finetune={config.finetune!r}: {again[-1]!r} rounds the float weights anew, so that what the stages before it"
-        warnings.warn(f"{text} tuned is lost; begin with one stage of layers, then block or network", stacklevel=3)
+        text = f"finetune={config.finetune!r}: {again[-1]!r} rounds the float weights again, so that earlier tuning"
+        warnings.warn(f"{text} is lost; begin with one layer stage, then block or network", stacklevel=3)
     check_roundings(config, roundings or {})
 
 

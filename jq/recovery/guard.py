@@ -114,19 +114,19 @@ def _shift(watched: Watched, state: Guarded) -> Mend | None:
         return None
     sqnr, node = shifts[0]
     part = f"the means of its channels, and those of {len(below) - 1} other layers"
-    cause, action = "rounding of what the layer reads", "all biases fitted layer by layer"
+    cause, action = "rounding of the layer's inputs", "all biases fitted layer by layer"
     return Mend(node.outputs[0], part, node.label, cause, sqnr, None, action, "finetune='bias'")
 
 
 def warn_of_mends(made: Guarded) -> None:
     """Warn of what the guard did, with the override that does the same and the way to leave all as it was."""
     if made.mends:
-        first = f"guard: {len(made.mends)} tensors lost more than rounding may cost, and were mended"
+        first = f"guard: {len(made.mends)} tensors lost more than rounding may cost, and were repaired"
         worst = sorted(made.mends, key=lambda m: m.before)[:_SAID]
         rest = (
             [f"  and {len(made.mends) - _SAID} more, in the report and in result.guard"] if made.mends[_SAID:] else []
         )
-        lines = [first, *(f"  {m}" for m in worst), *rest, "  guard=None (--guard off) leaves all as it was"]
+        lines = [first, *(f"  {m}" for m in worst), *rest, "  guard=None (--guard off) repairs nothing"]
         warnings.warn("\n".join(lines), stacklevel=3)
 
 
@@ -134,7 +134,7 @@ def _watched(graph: Graph, config: QuantConfig, data: Any, plan: Plan) -> Watche
     try:
         return Watched.of(graph, judged_samples(data, graph.inputs, config.seed), plan)
     except ModelError as error:
-        warnings.warn(f"no tensor is guarded, as onnxruntime does not compute the float model: {error}", stacklevel=4)
+        warnings.warn(f"no tensor is guarded, because onnxruntime does not run the float model: {error}", stacklevel=4)
         return None
 
 

@@ -115,9 +115,7 @@ def _product(graph: Graph, index: int | None) -> tuple[LinearLayer, Product]:
     """A node's view as a linear layer and as a matrix product."""
     layer = None if index is None else linear_layer(graph, graph.nodes[index])
     if layer is None or layer.product is None:
-        raise Error(
-            f"a rounding needs a unit of one layer that is a sum of products; got {[n.label for n in graph.nodes]}"
-        )
+        raise Error(f"a rounding needs a unit with exactly one linear layer; got {[n.label for n in graph.nodes]}")
     return layer, layer.product
 
 

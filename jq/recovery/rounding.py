@@ -62,7 +62,7 @@ class Then:
 def integer_grid(qparams: QParams) -> Integer:
     """The codes of a weight, between two of which a rounding decides; a ConfigError where it has none."""
     if not isinstance(qparams.grid, Integer):
-        raise ConfigError(f"learned rounding needs integer codes; got {qparams.grid}; take finetune='adaquant'")
+        raise ConfigError(f"learned rounding needs integer codes; got {qparams.grid}; use finetune='adaquant'")
     return qparams.grid
 
 

@@ -83,7 +83,7 @@ def auto(
     """
     start, limit = time.perf_counter(), seconds_of(budget)
     if chip not in CHIPS:
-        raise ConfigError(f"no chip {chip!r}; there are {', '.join(CHIPS)}")
+        raise ConfigError(f"no chip {chip!r}; expected one of {', '.join(CHIPS)}")
     if wide is not None:
         check_choice("wide", wide, get_args(Wide))
     _check_limits(float_islands, max_cost)
@@ -103,7 +103,7 @@ def auto(
                 advance(1)
                 continue
             if climb.tried and rung.name not in recorded and left() < _time_of(tried):
-                why = f"the time of {limit:g} s is up before {rung.name}"
+                why = f"the time limit of {limit:g} s was reached before {rung.name}"
                 break
             step, ended = search.step(rung, climb, known, book, left())
             advance(1)
@@ -116,14 +116,16 @@ def auto(
                 why = ended
                 break
             if climb.best is not None and climb.best.score.holds and goal.bound is not None:
-                why = f"{climb.best.rung} holds it"
+                why = f"{climb.best.rung} meets it"
                 break
     return search.ended(climb, tried, why)
 
 
 def _check_limits(float_islands: int, max_cost: float) -> None:
     if not isinstance(float_islands, int) or float_islands < 0:
-        raise ConfigError(f"float_islands is {float_islands!r}; expected how many regions may be added, 0 or more")
+        raise ConfigError(
+            f"float_islands is {float_islands!r}; expected the number of regions that may be added, 0 or more"
+        )
     if not (isinstance(max_cost, (int, float)) and math.isfinite(max_cost) and max_cost >= 1):
         raise ConfigError(f"max_cost is {max_cost!r}; expected at least 1, the bit operations of 8 bits everywhere")
 
@@ -235,7 +237,7 @@ class _Search:
         except Error as error:
             return None, f"failed: {error}", ""
         if not result.complete:
-            return None, "time was up before it was tuned", f"the time was up in {name}"
+            return None, "the time limit was reached before it was tuned", f"the time limit was reached in {name}"
         graph, plan = result.graph, result.plan
         cost, narrow = work(graph, plan)
         count = len(islands(graph, apart(graph, plan, config)))
@@ -309,7 +311,7 @@ class _Search:
             )
         worst = [r for r in result.report.rows if r.sqnr is not None and r.kind == "activation"][:2]
         if worst:
-            parts.append("what loses most by rounding: " + ", ".join(f"{r.tensor} ({r.sqnr:.0f} dB)" for r in worst))
+            parts.append("largest losses by rounding: " + ", ".join(f"{r.tensor} ({r.sqnr:.0f} dB)" for r in worst))
         parts += [f"{t.rung} is {t.outcome}" for t in tried if t.outcome.startswith("too costly")][:1]
         return "; ".join(parts)
 
@@ -319,8 +321,8 @@ def warn_of_few(goal: Goal, count: int) -> None:
     needed = samples_needed(goal)
     if needed is not None and needed > count:
         warnings.warn(
-            f"{count} samples decide: they cannot show {goal}, for which {needed} are the least, so the search continues to "
-            "the best that it finds; give more data",
+            f"{count} samples decide: they cannot show {goal}, which takes at least {needed}, so the search continues to "
+            "the best model that it finds; give more data",
             stacklevel=4,
         )
 

@@ -197,7 +197,7 @@ def hessian_trace(
 def check_probes(probes: int) -> None:
     """Raise a ConfigError unless there is at least one."""
     if not isinstance(probes, int) or probes < 1:
-        raise ConfigError(f"probes is {probes!r}; expected a whole number of at least one")
+        raise ConfigError(f"probes is {probes!r}; expected a whole number, at least 1")
 
 
 def _probes(loss: Loss, z: Mapping[str, Array], seed: int, number: Array, count: int) -> dict[str, Array]:
@@ -213,7 +213,7 @@ def _shapes(graph: Graph, stream: Stream, tensors: Iterable[str] | None) -> dict
     seen = stream.shapes(lambda params, sample: fn(params, sample)[1], dict(graph.params))
     floats = {k: tuple(seen[k].shape) for k in names if _is_float(seen.get(k))}
     if tensors is not None and (others := [k for k in names if k not in floats]):
-        raise ConfigError(f"tensor {others[0]!r} is not one of floats.{suggest(others[0], floats)}")
+        raise ConfigError(f"tensor {others[0]!r} is not a float tensor.{suggest(others[0], floats)}")
     return floats
 
 

@@ -99,9 +99,9 @@ class Processes(concurrent.futures.Executor):
 
 @functools.lru_cache(maxsize=4)
 def _read(path: str, digest: str) -> Any:
-    content = files.content(path, kind="what was shipped to this worker, ")
+    content = files.content(path, kind="the file sent to this worker, ")
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DataError(f"{path} is not what was shipped to this worker; it was changed since")
+        raise DataError(f"{path} has changed since it was sent to this worker")
     return pickle.loads(content)  # noqa: S301  the digest came with the item, which is a pickle itself
 
 
@@ -166,7 +166,7 @@ def performed(
             running[number] = executor.submit(_perform, function, tuple(items[number]), settings)
         except RuntimeError as error:  # a pool that broke, or was shut down
             text = f"the executor takes no more work: {error}; give a new one, or jq.research.Processes, which replaces"
-            raise Error(f"{text} workers that die; what was done is in the table") from error
+            raise Error(f"{text} workers that die; finished runs are in the table") from error
 
     try:
         for number in range(len(items)):
@@ -180,7 +180,7 @@ def performed(
                     told = f"item {number + 1} of {len(items)} lost its worker: {type(error).__name__}: {error}"
                     if lost[number] == _TRIES:
                         raise Error(f"{told}, {_TRIES} times; does the machine have enough memory?") from error
-                    log.warning("%s; it is done again", told)
+                    log.warning("%s; it is repeated", told)
                     hand_out(number)
                     continue
                 if raised is not None:

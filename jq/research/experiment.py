@@ -37,7 +37,7 @@ class Subject:
     def __post_init__(self) -> None:
         whole = isinstance(self.samples, int) and not isinstance(self.samples, bool)
         if self.samples is not None and not (whole and self.samples >= 1):
-            raise ConfigError(f"samples is {self.samples!r}; expected how many a seed draws, at least 1")
+            raise ConfigError(f"samples is {self.samples!r}; expected the number of samples for each seed, at least 1")
 
     @classmethod
     def bundled(cls, name: str, samples: int = _SAMPLES) -> Subject:
@@ -65,7 +65,7 @@ class Experiment:
                 raise ConfigError(f"an experiment needs {name}; got none")
         for seed in self.seeds:
             if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-                raise ConfigError(f"seeds needs whole numbers at least 0; got {seed!r}")
+                raise ConfigError(f"seeds needs whole numbers of 0 or more; got {seed!r}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds needs each seed once; got {list(self.seeds)}")
 
@@ -111,7 +111,7 @@ def _those(subjects: Mapping[str, Any], only: Collection[str]) -> dict[str, Any]
     """The selected models, by default all."""
     for name in only:
         if name not in subjects:
-            raise ConfigError(f"no model {name!r}.{suggest(name, subjects)} There are: {', '.join(subjects)}")
+            raise ConfigError(f"no model {name!r}.{suggest(name, subjects)} Available: {', '.join(subjects)}")
     return {k: v for k, v in subjects.items() if not only or k in only}
 
 
@@ -156,7 +156,7 @@ def _place(text: str, folder: Path) -> Path:
         raise ConfigError(f"{text!r} needs the environment variable {missing[1]}; set it to a folder")
     place = folder / expanded
     if not place.exists():
-        raise DataError(f"{place} is not there")
+        raise DataError(f"{place} does not exist")
     return place
 
 
@@ -169,7 +169,7 @@ def _check(table: Mapping[str, Any], known: Mapping[str, Any], where: str) -> No
     """Raise a ConfigError for an entry that is not known, or of another type."""
     for name, value in table.items():
         if name not in known:
-            raise ConfigError(f"no entry {where}{name}.{suggest(name, known)} There are: {', '.join(known)}")
+            raise ConfigError(f"no entry {where}{name}.{suggest(name, known)} Available: {', '.join(known)}")
         if not isinstance(value, known[name]) or isinstance(value, bool):
             kinds = known[name] if isinstance(known[name], tuple) else (known[name],)
             words = " or ".join({list: "a list", dict: "a table", str: "text", int: "a whole number"}[k] for k in kinds)

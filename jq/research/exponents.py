@@ -65,7 +65,7 @@ def search_exponents(
     check_choice("method", method, get_args(Method))
     check_choice("loss", loss, get_args(Loss))
     if width < 1 or sweeps < 1:
-        raise ConfigError(f"width={width}, sweeps={sweeps}: expected 1 or more of both")
+        raise ConfigError(f"width={width}, sweeps={sweeps}: expected both to be 1 or more")
     moves = Moves.of(graph, plan, config, weights=weights)
     if not moves.groups:
         raise ConfigError("no tensor has an exponent that could change: a search needs scales that are powers of two")

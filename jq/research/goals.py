@@ -67,7 +67,9 @@ def goal_of(target: str | float | None, evaluate: Evaluate | None) -> tuple[Goal
         known = f"one of {', '.join(METRICS)}, a function as file.py:name, or evaluate="
         raise ConfigError(f"target {target!r} needs {known}; got {name or 'a number alone'!r}")
     if name == "kl" and (bound < 0 or relative):
-        raise ConfigError(f"target {target!r}: a KL divergence is from the float network, and needs a bound above 0")
+        raise ConfigError(
+            f"target {target!r}: a KL divergence is measured from the float network, and needs a bound above 0"
+        )
     return Goal(name, bound, relative and not METRICS[name].compares), None
 
 

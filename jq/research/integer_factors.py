@@ -59,7 +59,7 @@ def equalize_pow2(graph: Graph, config: QuantConfig | str = "XINT8", data: Any =
     """
     config = resolve(config)
     if config.scale != "power_of_two":
-        raise ConfigError(f"equalize_pow2 needs scale='power_of_two'; got {config.scale!r}; take `jq.equalize`")
+        raise ConfigError(f"equalize_pow2 needs scale='power_of_two'; got {config.scale!r}; use `jq.equalize`")
     data = None if data is None else readable_again(data, graph.inputs, config.seed)
     noise = predicted_noise(graph, config, data)
     exponents = np.zeros(1) if noise is None else integer_exponents(noise)

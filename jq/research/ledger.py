@@ -41,7 +41,7 @@ class Ledger:
             return cls(columns, None, [])
         made = cls(columns, Path(path), [])
         if made.path.suffix not in (".jsonl", ".csv"):  # type: ignore[union-attr]
-            raise ConfigError(f"{path}: expected a name that ends with .jsonl or .csv")
+            raise ConfigError(f"{path}: expected a name that ends in .jsonl or .csv")
         files.check_writable(path)
         made._read(Path(path))
         return made
@@ -89,7 +89,7 @@ class Ledger:
             for row in self.rows:
                 self._check(row)
         except (ValueError, csv.Error) as error:
-            raise DataError(f"{path} is no table of these runs: {error}; give the name of a new file") from error
+            raise DataError(f"{path} is not a table of these runs: {error}; give the name of a new file") from error
         if whole != content:  # of a file that is a table otherwise
             with files.writing(path), files.locked(path) as file:
                 _whole(file)
@@ -102,7 +102,7 @@ class Ledger:
     def _check(self, row: Any) -> None:
         """Raise a ValueError for a row that no run wrote."""
         if not isinstance(row, dict):
-            raise ValueError(f"it holds {str(row)[:60]!r} in place of a row")
+            raise ValueError(f"it holds {str(row)[:60]!r} instead of a row")
         for column, kind in self.columns.items():
             if column not in row:
                 raise ValueError(f"a row has no {column!r}")

@@ -96,7 +96,7 @@ def _top1(deciding: Deciding, _: ModelProto, outputs: Sequence[Outputs]) -> np.n
     """100 for each sample whose highest score is the label's, else 0."""
     labels = deciding.labels
     if labels is None:
-        raise ConfigError("target top1 needs labels, one for each sample; take 'agreement 98', which needs none")
+        raise ConfigError("target top1 needs labels, one for each sample; use 'agreement 98', which needs none")
     rows = np.concatenate([_classes(o, deciding.graph) for o in outputs])
     if len(rows) != len(labels):
         raise DataError(f"there are {len(labels)} labels for {len(rows)} rows of scores")

@@ -72,7 +72,7 @@ class Sensitivity:
     def title(self) -> str:
         """One line: the loss, the samples, and how tensors were quantized."""
         what = self.kind if self.kind != "both" else "weights and activations"
-        how = "quantized alone" if self.mode == "alone" else "left as it is, all others quantized"
+        how = "quantized alone" if self.mode == "alone" else "left in float, all others quantized"
         return f"{self.loss} on {self.samples} samples, each {self.by} {how} ({what})"
 
     def summary(self, count: int = 10) -> str:
@@ -209,7 +209,7 @@ def grouped(graph: Graph, plan: Plan, by: By | Mapping[str, Sequence[str]]) -> d
 
 def _check_screen(screen: int, loss: Loss, mode: Mode) -> None:
     if not isinstance(screen, int) or screen < 0:
-        raise ConfigError(f"screen is {screen!r}; expected how many are to be measured, 0 or more")
+        raise ConfigError(f"screen is {screen!r}; expected the number to measure, 0 or more")
     if mode != "alone":
         raise ConfigError("screen needs mode='alone', because there is no estimate for all but one")
     check_choice("loss", loss, CURVED)

@@ -111,7 +111,7 @@ def _prepared(network: Shipped, walk: Walk, frame: Shipped) -> tuple[Stream, Pro
     own: WalkedNetwork = network.value
     like: Frame = frame.value
     if jax.local_device_count() < like.devices:
-        few = f"a worker has {jax.local_device_count()} JAX devices, and the process that shares out the work {like.devices}"
-        raise ConfigError(f"{few}; give both as many, as sums over other shares have other last bits")
+        few = f"a worker has {jax.local_device_count()} JAX devices, but the process that distributes the work has {like.devices}"
+        raise ConfigError(f"{few}; give both the same number, because sums over other shares differ in the last bits")
     stream = Stream.of(in_memory([like.head]), like.size, trace(own.graph), mesh=local_mesh(like.devices))
     return stream, own.program(walk, stream), (packed(own.graph, own.params, stream), own.plan)

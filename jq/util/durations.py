@@ -22,5 +22,5 @@ def seconds_of(time: float | str | None) -> float | None:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise ConfigError(f"a time such as 120s, 2m or 1h is needed; got {time!r}")
+        raise ConfigError(f"expected a time such as 120s, 2m or 1h; got {time!r}")
     return number

@@ -40,13 +40,13 @@ def content(path: PathLike, *, error: type[Error] = DataError, kind: str = "", l
 
     >>> content("/dev/zero")
     Traceback (most recent call last):
-    jq.errors.DataError: cannot read /dev/zero: no regular file
+    jq.errors.DataError: cannot read /dev/zero: not a regular file
     """
     with reading(path, error, kind), open(path, "rb", opener=_unwaiting) as file:
         _check_status(path, os.fstat(file.fileno()), largest)
         held = cast("bytes | None", file.read())
         if held is None:  # as /proc/kmsg, which is no pipe, and waits
-            raise ValueError("it holds nothing yet")
+            raise ValueError("it is empty so far")
         return held
 
 
@@ -74,14 +74,14 @@ def document(path: PathLike, *, error: type[Error] = DataError, kind: str = "", 
     ...         document(f"{folder}/deep.json")
     ...     except DataError as found:
     ...         str(found).partition(" is ")[2]
-    'no JSON, or was cut off: it nests too deep, more than 64 levels'
+    'not JSON, or was cut off: it nests too deep, more than 64 levels'
     """
     form = form or ("JSON" if os.fspath(path).endswith(".json") else "TOML")
     source = text(path, error=error, kind=kind, largest=_DOCUMENT if form == "JSON" else _SETTINGS)
     try:
         return parsed(source, form)
     except ValueError as cause:
-        raise error(f"{kind}{path} is no {form}, or was cut off: {cause}") from None
+        raise error(f"{kind}{path} is not {form}, or was cut off: {cause}") from None
 
 
 def parsed(source: str, form: Form = "JSON") -> Any:
@@ -155,7 +155,7 @@ def _check_status(path: PathLike, status: os.stat_result, largest: int | None) -
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(0, "Is a directory", os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("no regular file")
+        raise ValueError("not a regular file")
     if largest is not None and status.st_size > largest:
         raise ValueError(f"it has {status.st_size / 1e6:.0f} MB; expected at most {largest / 1e6:.0f} MB")
 
@@ -218,7 +218,7 @@ def draft_folder(target: Path) -> Iterator[Path]:
 def replace(draft: Path, target: Path) -> None:
     """Give a finished draft its name, unless what has it is no regular file: as root one would replace /dev/null."""
     if target.exists() and not target.is_file():
-        raise ValueError("there is no regular file")
+        raise ValueError("what has this name is not a regular file")
     os.replace(draft, target)
 
 
@@ -314,10 +314,10 @@ def check_writable(output: PathLike | None, model: Any = None) -> None:
     if path.is_dir():
         raise ConfigError(f"the output {path} is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():
-        raise ConfigError(f"the output {path} is no regular file; give the name of a new file")
+        raise ConfigError(f"the output {path} is not a regular file; give the name of a new file")
     folder = next(p for p in (path.parent, *path.parent.parents) if p.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"the output {path} cannot be written: {folder} is no folder that may be written to")
+        raise ConfigError(f"the output {path} cannot be written: {folder} is not a folder that may be written to")
 
 
 def check_apart(outputs: Mapping[str, PathLike | Iterable[PathLike] | None], inputs: Iterable[Any]) -> None:

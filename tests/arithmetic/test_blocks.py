@@ -298,7 +298,7 @@ def test_defaults_single_elements_and_vectors(op_type: str, domain: str, rng: np
         ("BFPQuantizeDequantize", {"rounding_mode": 3}, "rounding_mode is 3"),
         ("BFPQuantizeDequantize", {"block_size": 0}, "block has 0 elements"),
         ("BFPQuantizeDequantize", {"bfp_method": "to_bfp_prime", "sub_block_size": 3}, "sub_block_size 3"),
-        ("BFPQuantizeDequantize", {"bit_width": 12, "use_compiler_version_cpu_kernel": 1}, "is for 16"),
+        ("BFPQuantizeDequantize", {"bit_width": 12, "use_compiler_version_cpu_kernel": 1}, "needs 16"),
         ("MXQuantizeDequantize", {"element_dtype": "fp8"}, "element_dtype is 'fp8'"),
     ],
 )

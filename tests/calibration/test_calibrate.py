@@ -423,7 +423,7 @@ class TestGrowth:
         assert_minmse(stats.best_exponent("x"), x, UINT8)
         assert len(stats.errors("x")["total"]) == 16
         x[40:] *= 1000
-        with pytest.raises(jq.DataError, match="tensor 'x' left the exponents that the first 32"):
+        with pytest.raises(jq.DataError, match="tensor 'x' needs exponents beyond the candidates from the first 32"):
             jq.calibrate(line, ({"x": s[None]} for s in x), QuantConfig(batch=8))
 
     def test_clipping_is_no_proof_against_a_coarser_candidate(self, line):
@@ -465,7 +465,7 @@ def test_histograms_that_would_grow_without_end(line, samples):
     config = QuantConfig(method="minmse_hist", batch=8)
     grown = jq.calibrate(line, np.concatenate([samples[:1] / 20, samples]), config)
     assert grown.histogram("x").counts.sum() == 49 * 8
-    with pytest.raises(jq.DataError, match=r"tensor 'x' outgrew .* bins"):
+    with pytest.raises(jq.DataError, match=r"tensor 'x' exceeds .* bins"):
         jq.calibrate(line, np.concatenate([samples[:1] / 1e4, samples]), config)
 
 
@@ -505,7 +505,7 @@ class TestLike:
     def test_larger_values_than_the_candidates_serve(self, line, samples):
         first = jq.calibrate(line, samples[:24])
         second = jq.calibrate(line, 100 * samples, like=first)
-        with pytest.raises(jq.DataError, match="outgrew its candidates"):
+        with pytest.raises(jq.DataError, match="exceeds the range of its candidate"):
             jq.activation_qparams(line, second)
 
 
@@ -598,7 +598,7 @@ class TestCheckpoint:
 
     def test_a_damaged_one_is_an_error_of_ours(self, line, samples, tmp_path):
         (tmp_path / "c").write_bytes(b"damaged")
-        with pytest.raises(jq.DataError, match="holds no statistics"):
+        with pytest.raises(jq.DataError, match="is not a statistics file"):
             jq.calibrate(line, samples, checkpoint=tmp_path / "c")
 
 

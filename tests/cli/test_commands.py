@@ -402,16 +402,16 @@ def test_a_toml_config_quantizes(capfd: pytest.CaptureFixture[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.toml", "method = ", "is no TOML"),
+        ("a.toml", "method = ", "is not TOML"),
         ("a.toml", "methd = 'minmse'", "no option 'methd'. Did you mean 'method'?"),
         ("a.toml", "preset = 'XINT9'", "no preset 'XINT9'"),
         ("a.toml", "preset = ['XINT8']", "no preset"),
         ("a.toml", "batch = 'eight'", "at most 1048576; got 'eight'"),
         ("a.json", "[1]", "needs options by name; got a list"),
-        ("a.json", "method = 'minmix'", "is no JSON"),
-        ("a.toml", '{"method": "minmix"}', "is no TOML"),
-        ("a.toml", "\0", "is no TOML"),
-        ("a.json", "{", "is no JSON"),
+        ("a.json", "method = 'minmix'", "is not JSON"),
+        ("a.toml", '{"method": "minmix"}', "is not TOML"),
+        ("a.toml", "\0", "is not TOML"),
+        ("a.json", "{", "is not JSON"),
         ("a.toml", None, "cannot read"),
     ],
 )
@@ -432,7 +432,7 @@ def test_config_files_that_cannot_be(
         (("--set", "clee=true"), "no option 'clee'. Did you mean 'cle'?"),
         (("--set", "cle"), "needs the form NAME=VALUE"),
         (("--set", "weight=int9"), "got 'int9'"),
-        (("--report", "x.pdf"), "ends with .html or .json"),
+        (("--report", "x.pdf"), "ends in .html or .json"),
         (("--format", "qdd"), "got 'qdd'"),
         (("--config", "absent.json"), "cannot read absent.json"),
     ],
@@ -466,7 +466,7 @@ def test_npu(capfd: pytest.CaptureFixture[str], tmp_path: Path, calibration: str
     report = {"deviceStat": [{"name": "NPU", "nodeNum": len(nodes)}], "nodeStat": nodes}
     Path(tmp_path / "r.json").write_text(json.dumps(report))
     code, out, _ = run(capfd, "npu", model, "--report", str(tmp_path / "r.json"))
-    assert code == 0 and "wrong: a quantizer runs with what reads or makes its tensor" in out
+    assert code == 0 and "wrong: a quantizer runs with the node that reads or writes its tensor" in out
     code, out, err = run(capfd, "npu", model, "--report", calibration)
     assert (code, out) == (2, "") and err.startswith("error: ") and "vitisai_ep_report.json" in err
 
@@ -495,7 +495,7 @@ def test_pixels_are_prepared_as_the_options_say(tmp_path: Path, capfd: pytest.Ca
     (tmp_path / "mine.toml").write_text('preset = "unit"\nmean = 0.286\n')
     prep = ("--prep", str(tmp_path / "mine.toml"), "--std", "0.353")
     code, _, err = run(capfd, "quantize", MODEL, "--data", data, *prep, "-o", quantized)
-    assert code == 0 and err.count("bytes taken as pixels and fed as RGB / 255, minus 0.286, divided by 0.353") == 1
+    assert code == 0 and err.count("bytes are taken as pixels and fed as RGB / 255, minus 0.286, divided by 0.353") == 1
     evaluating = ("evaluate", "--data", data, "--labels", data, "--json")
     code, out, err = run(capfd, *evaluating, "--model", MODEL, "--model", quantized)
     assert code == 0 and "top-1" not in err and "fed as RGB / 255, minus 0.286" in err
@@ -535,7 +535,7 @@ def test_data_come_from_a_function_of_the_users(tmp_path: Path, capfd: pytest.Ca
         code, _, err = run(capfd, "calibrate", MODEL, "--data", f"{loader}:{name}")
         assert code == 2 and words in err
     assert "FUNCTION" in run(capfd, "calibrate", MODEL, "--data", str(loader))[2]
-    assert "no Python file" in run(capfd, "calibrate", MODEL, "--data", f"{tmp_path}/none.py:f")[2]
+    assert "not a Python file" in run(capfd, "calibrate", MODEL, "--data", f"{tmp_path}/none.py:f")[2]
 
 
 def test_presets_have_a_sentence_a_chip_and_a_cost(capfd: pytest.CaptureFixture[str]) -> None:
@@ -577,7 +577,7 @@ def test_a_folder_that_is_not_there_is_no_typo(tmp_path: Path, capfd: pytest.Cap
     output = tmp_path / "model" / "a.onnx"
     code, out, err = run(capfd, "preprocess", MODEL, "-o", str(output))
     assert (
-        (code, out) == (2, "") and "give --make-dirs" in err and "Did you mean 'models'" in err and not output.exists()
+        (code, out) == (2, "") and "add --make-dirs" in err and "Did you mean 'models'" in err and not output.exists()
     )
     code, _, err = run(capfd, "preprocess", MODEL, "-o", str(output), "--make-dirs")
     assert code == 0 and output.exists()
@@ -628,7 +628,7 @@ def test_a_calibration_is_taken_from_its_file(
     code, _, err = run(
         capfd, "quantize", MODEL, "--data", calibration, "-o", other, "--stats", stats, "--config", "A8W8"
     )
-    assert code == 2 and "are of a config with another" in err and "jq-quant calibrate" in err
+    assert code == 2 and "belong to a config with another" in err and "jq-quant calibrate" in err
     network = str(jq.zoo.path("fashion_mobilenet"))
     code, _, err = run(capfd, "quantize", network, "--data", calibration, "-o", other, "--stats", stats)
     assert code == 2 and "another model" in err
@@ -677,7 +677,7 @@ def test_a_config_in_the_json_of_amds_examples(capfd, tmp_path):
     code, out, _ = run(capfd, "npu", MODEL, "--config", str(path), "--json")
     assert code == 0 and json.loads(out)["format"] == "XINT8"
     code, _, err = run(capfd, "quantize", "--config", str(path), "--show-config")
-    assert code == 2 and "is read for a model" in err
+    assert code == 2 and "can only be read for a model" in err
     path.write_text(json.dumps(document | {"use_external_data_format": True}))
     code, _, err = run(capfd, "quantize", MODEL, "--config", str(path), "--show-config")
     assert code == 2 and "ModelQuantizer" in err

@@ -35,7 +35,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a config that is not there": ("quantize {model} --config {none}.toml", "No such file"),
     "labels that are not there": ("evaluate --model {model} --data {npy} --labels {none}.csv", "No such file"),
     "a provider's report that is not there": ("npu {quantized} --report {none}.json", "No such file"),
-    "a loader that is not there": ("quantize {model} --data {none}.py:load", "no Python file"),
+    "a loader that is not there": ("quantize {model} --data {none}.py:load", "not a Python file"),
     "a preprocessing that is not there": ("quantize {model} --data {npy} --prep {none}.toml", "No such file|cannot read"),
     # Folders and outputs.
     "an output in a folder that is not there": ("quantize {model} -o {none}/x.onnx", "--make-dirs"),
@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "a target of auto without labels": ("auto {model} --data {npy} --target 'top1 -1'", "labels"),
     "an option of a provider": ("infer {model} --data {npy} -o {none} --provider-option a", "NAME=VALUE"),
     "a config with an unknown option": ("quantize {model} --config {config}", "metod"),
-    "a config that is no TOML": ("quantize {model} --config {broken_toml}", "line|parse|TOML|Invalid"),
+    "a config that is not TOML": ("quantize {model} --config {broken_toml}", "line|parse|TOML|Invalid"),
     # Damaged models.
     "a model cut in half": ("quantize {half}", "model"),
     "a model without nodes": ("quantize {hollow}", "node|output"),

@@ -198,5 +198,5 @@ def test_the_json_of_amds_examples():
         {"global_config": {"weight": {"spec": "XInt9Spec"}}},
         {"global_config": layers, "exclude": {"x": []}},
     ):
-        with pytest.raises(ConfigError, match=r"spec needs one of|exclude has node_names"):
+        with pytest.raises(ConfigError, match=r"spec needs exactly one of|exclude takes node_names"):
             QConfig.from_dict(wrong)

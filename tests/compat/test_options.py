@@ -1,4 +1,4 @@
-"""Every option of Quark's: what it becomes, or why it cannot be had. Nothing is quantized here."""
+"""Every option of Quark's: what it becomes, or why it is not supported. Nothing is quantized here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_named_configs_mean_what_our_presets_do(graph: jq.Graph, name: str) -> N
 def test_other_named_configs(graph: jq.Graph) -> None:
     assert REFUSED
     for name in REFUSED:
-        with pytest.raises(ConfigError, match="cannot be had"):
+        with pytest.raises(ConfigError, match="is not supported"):
             of(graph, name)
     found = of(graph, "BF16_BFP16").config
     assert (found.activation, found.weight) == (formats.BFLOAT16, formats.BFP16)
@@ -146,9 +146,9 @@ def test_fields_of_nodes(graph: jq.Graph) -> None:
     left = {n.label for n in graph.nodes if not any(fnmatch.fnmatchcase(n.label, p) for p in only.exclude)}
     assert left == {first, last}
     for field in ("nodes_to_quantize", "nodes_to_exclude"):
-        with pytest.raises(ConfigError, match="no node has a name"):
+        with pytest.raises(ConfigError, match="matches no node"):
             of(graph, **{field: ["^nowhere.*"]})
-        with pytest.raises(ConfigError, match="no regular expression"):
+        with pytest.raises(ConfigError, match="not a regular expression"):
             of(graph, **{field: ["^(.*"]})
     with pytest.raises(ConfigError, match="Did you mean"):
         of(graph, nodes_to_quantize=[first + "x"])
@@ -164,7 +164,7 @@ def test_other_fields(graph: jq.Graph) -> None:
     assert (found.dynamic, found.weight, found.weight_symmetric) == (True, formats.INT8, True)
     with pytest.raises(ConfigError, match="per_channel"):
         of(graph, per_channel=True)
-    with pytest.raises(ConfigError, match="not for the NPU"):
+    with pytest.raises(ConfigError, match="the NPU does not support"):
         of(graph, use_dynamic_quant=True)
     with pytest.raises(ConfigError, match="include_cle is 'yes'; expected True or False"):
         of(graph, include_cle="yes")
@@ -234,7 +234,7 @@ def test_an_option_does_what_it_says(graph: jq.Graph, option: str, value: Any, c
 def test_fused_activations(graph: jq.Graph) -> None:
     keys = [f"RemoveQDQConv{kind}" for kind in ("Clip", "Relu", "LeakyRelu", "PRelu")]
     assert not extra(graph, **dict.fromkeys(keys, False)).fuse_activations
-    with pytest.raises(ConfigError, match="must be alike"):
+    with pytest.raises(ConfigError, match="must be equal"):
         extra(graph, RemoveQDQConvRelu=False)
 
 
@@ -259,7 +259,7 @@ def test_constants_of_sums_are_like_activations() -> None:
 )
 def test_what_cannot_be_had_is_refused_by_name(graph: jq.Graph, name: str) -> None:
     inside = {"FastFinetune": {**DEFAULT_ADAROUND_PARAMS, name: True}}
-    with pytest.raises(ConfigError, match=f"{name}=True cannot be had: "):
+    with pytest.raises(ConfigError, match=f"{name}=True is not supported: "):
         of(graph, "XINT8_ADAROUND", extra_options={name: True} if name in EXTRA_OPTIONS else inside)
     for off in (False, None, [], {}):
         extra(graph, **({name: off} if name in EXTRA_OPTIONS else {}))
@@ -267,7 +267,7 @@ def test_what_cannot_be_had_is_refused_by_name(graph: jq.Graph, name: str) -> No
 
 @pytest.mark.parametrize("name", [n for n, o in FIELDS.items() if o.effect[:7] == "refused"])
 def test_fields_that_cannot_be_had(graph: jq.Graph, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=True cannot be had: "):
+    with pytest.raises(ConfigError, match=f"{name}=True is not supported: "):
         of(graph, **{name: True})
 
 
@@ -374,7 +374,7 @@ def test_newer_configs(graph: jq.Graph) -> None:
 
 def test_newer_configs_that_contradict(graph: jq.Graph) -> None:
     for error, config in {
-        "exclude each other": QConfig(
+        "are mutually exclusive": QConfig(
             QLayerConfig(XInt8Spec(), weight=XInt8Spec()), algo_config=[AdaRoundConfig(), AdaQuantConfig()]
         ),
         "give one of them": QConfig(QLayerConfig(XInt8Spec(), XInt8Spec(), XInt8Spec())),
@@ -383,13 +383,13 @@ def test_newer_configs_that_contradict(graph: jq.Graph) -> None:
         "one scale per tensor": QConfig(
             QLayerConfig(Int8Spec(quant_granularity=QuantGranularity.Channel), weight=Int8Spec())
         ),
-        "ScaleType.Int16 cannot be had": QConfig(
+        "ScaleType.Int16 is not supported": QConfig(
             QLayerConfig(Int8Spec(scale_type=ScaleType.Int16), weight=Int8Spec(scale_type=ScaleType.Int16))
         ),
-        "SmoothQuantConfig cannot be had": QConfig(
+        "SmoothQuantConfig is not supported": QConfig(
             QLayerConfig(XInt8Spec(), weight=XInt8Spec()), algo_config=[SmoothQuantConfig()]
         ),
-        "CLESteps=3 cannot be had": QConfig(
+        "CLESteps=3 is not supported": QConfig(
             QLayerConfig(XInt8Spec(), weight=XInt8Spec()), algo_config=[CLEConfig(cle_steps=3)]
         ),
         "no option 'Percntile'": QConfig(QLayerConfig(XInt8Spec(), weight=XInt8Spec()), Percntile=3),
@@ -423,12 +423,12 @@ def test_layers(graph: jq.Graph) -> None:
     other = QLayerConfig(weight=Int16Spec(calibration_method=CalibMethod.MinMax))
     (note,) = newer(graph, same, specific_layer_config={other: [convolutions[1]]}).notes
     assert note.startswith("weight of some layers: calibration_method")
-    with pytest.raises(ConfigError, match="is an input of the model"):
+    with pytest.raises(ConfigError, match="computed from, an input of the model"):
         newer(graph, same, specific_layer_config={QLayerConfig(input_tensors=Int16Spec()): [convolutions[0]]})
     normalization = next(n.label for n in graph.nodes if n.op_type == "BatchNormalization")
-    with pytest.raises(ConfigError, match="has left no such node"):
+    with pytest.raises(ConfigError, match="simplification removed this node"):
         newer(graph, same, specific_layer_config={QLayerConfig(input_tensors=Int16Spec()): [normalization]})
-    with pytest.raises(ConfigError, match="a bias is int32"):
+    with pytest.raises(ConfigError, match="is not supported; expected int32"):
         newer(graph, same, specific_layer_config={QLayerConfig(weight=same, bias=Int16Spec()): [convolutions[1]]})
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_had() -> None:
         quantized(random_data_reader_input_shape={"imput": [1, 1, 28, 28]})
     with pytest.raises(ConfigError, match="extra_options is a list"):
         vai_q_onnx.quantize_static(str(MODEL), None, None, QuantFormat.QDQ, PowerOfTwoMethod.MinMSE, [], [], ["Conv"])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="a FixNeuron holds"):
+    with pytest.raises(ConfigError, match="a FixNeuron needs"):
         quantized(calibrate_method=CalibrationMethod.MinMax)
     with pytest.raises(ConfigError, match="Did you mean 'Percentile'"):
         quantized(extra_options={"Percntile": 99.0})

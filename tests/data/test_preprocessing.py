@@ -61,7 +61,7 @@ def test_it_is_the_same_after_toml_and_metadata(how: Preprocessing, tmp_path: Pa
     [
         ("means = 3", "no option 'means'. Did you mean 'mean'"),
         ('preset = "imagnet"', "Did you mean 'imagenet'"),
-        ("mean = [", "is no TOML"),
+        ("mean = [", "is not TOML"),
         ('order = "RBG"', "order needs one of RGB, BGR"),
         ('mean = "a"', "mean needs a number"),
         ("resize = 1.5", "resize=1.5; expected a size"),
@@ -82,7 +82,7 @@ def test_files_that_are_none(text: str, match: str, tmp_path: Path) -> None:
 def test_bytes_in_any_order_of_axes_become_the_input(inputs: list[Value], last: bool) -> None:
     how = preset("keras-caffe")
     data = BYTES if last else BYTES.transpose(0, 3, 1, 2)
-    with pytest.warns(UserWarning, match="bytes taken as pixels and fed as BGR, minus"):
+    with pytest.warns(UserWarning, match="bytes are taken as pixels and fed as BGR, minus"):
         source = open_source(Pixels(data, how), inputs)
     wanted = how.apply(BYTES)
     wanted = wanted.transpose(0, 3, 1, 2) if inputs is FIRST else wanted
@@ -96,7 +96,7 @@ def test_bytes_in_any_order_of_axes_become_the_input(inputs: list[Value], last: 
 
 def test_float64_and_channels_last_are_taken_with_a_line() -> None:
     data = BYTES.astype(np.float64) / 7
-    with pytest.warns(UserWarning, match=r"float64\[6,4,5,3\].*in front.*float64 rounded to float32"):
+    with pytest.warns(UserWarning, match=r"float64\[6,4,5,3\].*in front.*float64 is rounded to float32"):
         source = open_source(data, FIRST)
     np.testing.assert_array_equal(source.head["x"], data[:1].astype(np.float32).transpose(0, 3, 1, 2))
     assert source.preprocessing is None
@@ -132,7 +132,7 @@ def test_a_share_of_the_size_is_left_by_the_crop(tmp_path: Path) -> None:
 def test_a_quantized_model_keeps_it_and_compare_takes_it() -> None:
     how = Preprocessing(mean=0.25, std=0.5)
     images = (jq.zoo.calibration_set()[0][:16] * 255).round().astype(np.uint8)
-    with pytest.warns(UserWarning, match="bytes taken as pixels"):
+    with pytest.warns(UserWarning, match="bytes are taken as pixels"):
         model = jq.quantize(MODEL, Pixels(images, how), "XINT8").model
     metadata = jq.load(model).metadata
     assert stored_preprocessing(metadata) == how

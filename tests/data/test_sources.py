@@ -169,7 +169,7 @@ def test_a_fixed_batch_is_kept() -> None:
     found = list(open_source(SAMPLES[:10], fixed).samples())
     np.testing.assert_array_equal([f["x"] for f in found], SAMPLES[:10].reshape(5, 2, 2, 3))
     assert open_source(Reader([{"x": SAMPLES[:2]}]), fixed).first == 1
-    with pytest.raises(DataError, match=r"11 samples, no multiple of the batch 2 .*leave 1 out"):
+    with pytest.raises(DataError, match=r"11 samples are not a multiple of the batch 2 .*leave 1 out"):
         open_source(SAMPLES, fixed)
     with pytest.raises(DataError, match=r"expected x: float32\[2,2,3\], found float32\[8,2,3\]"):
         open_source(in_eights(), fixed)
@@ -226,15 +226,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "dim": (SAMPLES[:, :, :2], r"expected x: .*found float32\[11,2,2\]"),
     "dim of an item": ([SAMPLES[:, :1]], r"item 0: .*expected x: float32\[N,2,3\], found float32\[11,1,3\]"),
     "object": (np.array([[1], None], object), "found object"),
-    "ragged": ({"x": [[1.0], [1.0, 2.0]]}, "is no array"),
-    "images and labels": ([(SAMPLES, np.arange(11))], "pass the images only"),
+    "ragged": ({"x": [[1.0], [1.0, 2.0]]}, "is not an array"),
+    "images and labels": ([(SAMPLES, np.arange(11))], "pass only the images"),
     "text": ({"x": "abc"}, "expected x: float32"),
-    "junk": (3, "type 'int': expected a reader"),
+    "junk": (3, "type 'int' are not supported; expected a reader"),
     "junk of a reader": (Reader([3]), r"get_next\(\) returned 'int'"),
     "array of a reader": (Reader([SAMPLES]), r"get_next\(\) returned 'ndarray'"),
     "no items": ([], "empty"),
     "no samples": (SAMPLES[:0], "no samples"),
-    "empty batch": ([SAMPLES[:0]], "a batch of no samples"),
+    "empty batch": ([SAMPLES[:0]], "the batch has no samples"),
     "empty reader": (Reader([]), "empty"),
     "empty generator": ((x for x in ()), "empty"),
     "nothing there": ("/nowhere/x.npy", r"cannot read /nowhere/x.npy: No such file"),
@@ -290,7 +290,7 @@ def test_nan_is_named(form: Callable[[np.ndarray], Any], dtype: Any) -> None:
     array = SAMPLES.astype(dtype)
     array[9, 0, 2] = np.inf
     array[9, 1, 1] = np.nan
-    match = r"sample 9: input 'x' has 2 of 6 values NaN or Inf, the first inf at \[0, 0, 2\]"
+    match = r"sample 9: input 'x' has 2 NaN or Inf among 6 values, the first inf at \[0, 0, 2\]"
     with pytest.raises(DataError, match=match):
         list(batches(open_source(form(array), [value("N", 2, 3, dtype=dtype)]), 4))
 

@@ -253,7 +253,7 @@ def test_no_more_is_read_ahead_than_asked_for() -> None:
 def test_numbers_of_batches() -> None:
     source = open_source(SAMPLES, X)
     for wrong in ({"size": 0}, {"size": 1, "skip": -1}, {"size": 1, "prefetch": -1}):
-        with pytest.raises(ConfigError, match="too small"):
+        with pytest.raises(ConfigError, match="of 1 or more"):
             batches(source, **wrong)
 
 

@@ -64,7 +64,7 @@ def test_the_flow_is_what_was_made_of_the_model(tmp_path):
     [
         ({"flow": "X3"}, "flow needs one of X1, X2, BF16, mixed"),
         ({"chip": "phx", "flow": "mixed"}, "chip 'phx' has no BF16"),
-        ({"chip": "phx", "flow": "X2"}, "chip 'phx' has backend X1; got 'X2'"),
+        ({"chip": "phx", "flow": "X2"}, "chip 'phx' needs backend X1; got 'X2'"),
         ({"flow": "X2", "xclbin": "4x4.xclbin"}, "xclbin must not be set on chip 'stx'"),
         ({"flow": "X2", "device": "ve2"}, "device is an option of flow"),
         ({"flow": "X2", "opt_levle": 3}, "no option 'opt_levle' is documented. Did you mean 'opt_level'"),

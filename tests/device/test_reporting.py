@@ -100,15 +100,15 @@ def test_a_report_is_read_back(made, tmp_path):
 
 
 DAMAGE = {
-    "cut off": (lambda d: json.dumps(d)[:500], "no JSON, or was cut off"),
-    "foreign": (lambda d: '{"a": 1}', "is no device report"),
-    "a list": (lambda d: "[]", "is no device report"),
+    "cut off": (lambda d: json.dumps(d)[:500], "not JSON, or was cut off"),
+    "foreign": (lambda d: '{"a": 1}', "is not a device report"),
+    "a list": (lambda d: "[]", "is not a device report"),
     "the provider's": (lambda d: '{"deviceStat": []}', "the provider's own report, which `jq-quant npu"),
     "newer": (lambda d: {**d, "version": 9}, "has version 9, and this jq reads 1"),
     "changed": (lambda d: {**d, "samples": 5}, "was changed after it was written"),
     "no timing": (lambda d: {k: v for k, v in d.items() if k != "timing"}, "has no 'timing'"),
     "wrong type": (lambda d: {**d, "samples": "4"}, "samples needs a whole number; got \"4\""),
-    "deep": (lambda d: "[" * 100_000, "no JSON, or was cut off"),
+    "deep": (lambda d: "[" * 100_000, "not JSON, or was cut off"),
     "text for a mapping": (lambda d: {**d, "versions": "1"}, "versions needs an object"),
 }  # fmt: skip
 

@@ -95,7 +95,7 @@ def test_labels_in_arrays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("l.json", b"[1]", "expected labels in a file"),
+        ("l.json", b"[1]", "expected a file of labels"),
         ("l.txt", b"", "0 lines"),
         ("l.txt", b"1\nx\n", "'x'"),
         ("l.txt", b"1.0\n", "'1.0'"),
@@ -129,13 +129,13 @@ def test_labels_by_name() -> None:
     scores = Scores(np.eye(3), ("b", "a", "c"))
     labels = Labels(np.array([9, 1, 0, 2]), ("unused", "a", "b", "c"))
     assert classify({"m": scores}, labels).models["m"].top1 == 1
-    with pytest.raises(DataError, match="1 samples have no label, the first is 'c'"):
+    with pytest.raises(DataError, match="1 samples have no label; the first is 'c'"):
         classify({"m": scores}, Labels(np.array([1, 0]), ("a", "b")))
     with pytest.raises(DataError, match="samples have none"):
         classify({"m": Scores(np.eye(3))}, labels)
     with pytest.raises(DataError, match="2 labels for 3 samples"):
         classify({"m": scores}, Labels(np.array([1, 0])))
-    with pytest.raises(DataError, match="count from another number"):
+    with pytest.raises(DataError, match="start at different numbers"):
         classify({"m": scores}, Labels(np.array([1, 2, 3])))
     with pytest.raises(DataError, match="different samples"):
         classify({"m": scores, "n": Scores(np.eye(3), ("a", "b", "c"))}, labels)

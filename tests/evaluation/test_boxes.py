@@ -112,7 +112,7 @@ def test_a_detector_is_judged_in_the_pixels_of_the_images(truth: Path) -> None:
 def test_files_that_are_no_coco(tmp_path: Path, text: str) -> None:
     path = tmp_path / "truth.json"
     path.write_text(text)
-    with pytest.raises(jq.DataError, match=r"truth.json is no COCO file.*annotations"):
+    with pytest.raises(jq.DataError, match=r"truth.json is not a COCO file.*annotations"):
         read_coco(path)
 
 
@@ -132,7 +132,7 @@ def test_coco_files_with_odd_values(truth: Path, part: str, value: object) -> No
         next(e for entries in ("annotations", "images") for e in document[entries] if part in e)[part] = value
     path = truth.with_name("truth.json")
     path.write_text(json.dumps(document))
-    with pytest.raises(jq.DataError, match=r"truth.json is no COCO file.*annotations"):
+    with pytest.raises(jq.DataError, match=r"truth.json is not a COCO file.*annotations"):
         read_coco(path)
 
 

@@ -141,7 +141,7 @@ def test_what_is_written(folders: Folders, tmp_path: Path) -> None:
     assert float(lines[1][5]) == found.rows[0].l2 and lines[2][6] == "" and lines[3][6] == "inf"
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     document = json.loads((tmp_path / "found.json").read_text(), parse_constant=refuse)
     assert document["identical"] == 1 and [r["psnr"] for r in document["results"]][1:] == [None, None]
@@ -217,8 +217,8 @@ GOOD_BAD = save(GOOD)  # a good result of the name that the bad one has
         (frames, frames, "unreadable", "2 frames"),
         (GOOD_BAD, lambda f: (f / "bad.npy").symlink_to("bad.npy"), "unreadable", "cannot read"),
         (GOOD_BAD, lambda f: (f / "bad.npy").symlink_to("nowhere"), "unreadable", "cannot read"),
-        (GOOD_BAD, lambda f: os.mkfifo(f / "bad.npy"), "unreadable", "no regular file"),
-        (GOOD_BAD, lambda f: os.mkfifo(f / "bad.jpg"), "unreadable", "no regular file"),
+        (GOOD_BAD, lambda f: os.mkfifo(f / "bad.npy"), "unreadable", "not a regular file"),
+        (GOOD_BAD, lambda f: os.mkfifo(f / "bad.jpg"), "unreadable", "not a regular file"),
         (GOOD_BAD, lambda f: (GOOD_BAD(f), picture(f / "bad.png", np.eye(12) > 0)), "ambiguous", "bad.npy, bad.png"),
     ],
 )
@@ -302,8 +302,8 @@ def nothing(folder: Path) -> Path:
     [
         (lambda f: f[0], "same folder"),
         (lambda f: (f[0].parent / "link").symlink_to(f[0]) or f[0].parent / "link", "same folder"),
-        (lambda f: f[0] / "nowhere", "not there"),
-        (lambda f: f[0] / "good.npy", "no folder"),
+        (lambda f: f[0] / "nowhere", "missing"),
+        (lambda f: f[0] / "good.npy", "not a folder"),
         (lambda f: nothing(f[0].parent / "empty"), "no results"),
         (lambda f: Path("a\0b"), "expected a folder|cannot read"),
         (lambda f: Path("a" * 300), "expected a folder|cannot read"),

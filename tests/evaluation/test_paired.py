@@ -74,5 +74,6 @@ def test_each_model_is_held_against_the_first() -> None:
     found = classify(scores, Labels(LABELS), seed=1)
     assert found.paired == {k: paired([ONE], [scores[k].values], LABELS, seed=1) for k in ("a", "b")}
     assert (
-        "a beside float: agreement" in found.summary() and "b beside float: agreement 100.0 [100.0" in found.summary()
+        "a compared with float: agreement" in found.summary()
+        and "b compared with float: agreement 100.0 [100.0" in found.summary()
     )

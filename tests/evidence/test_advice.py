@@ -65,7 +65,7 @@ def test_the_preprocessing_is_part_of_the_command(pixels: Preprocessing) -> None
     assert preprocessing(given) == pixels
 
 
-@pytest.mark.filterwarnings("ignore:.*bytes taken as pixels")
+@pytest.mark.filterwarnings("ignore:.*bytes are taken as pixels")
 @pytest.mark.parametrize("preset", ["XINT8", "A8W8"])
 def test_each_command_is_taken(preset: str, tmp_path: Path) -> None:
     images = jq.zoo.calibration_set()[0][:8]

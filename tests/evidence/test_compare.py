@@ -123,7 +123,7 @@ def test_identical_models_have_no_error_at_all(images, quantized, kind, tmp_path
     found.to_json(tmp_path / "report.json")
 
     def refuse(literal):
-        raise AssertionError(f"{literal} is no JSON")
+        raise AssertionError(f"{literal} is not JSON")
 
     again = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
     assert {t["sqnr"] for t in again["tensors"]} == {None} and {t["error"]["l2"] for t in again["tensors"]} == {0.0}
@@ -331,4 +331,4 @@ def test_the_command(quantized, images, tmp_path, capsys):
     assert printed["facts"]["samples"] == "4" and printed == json.loads((tmp_path / "r.json").read_text())
     with pytest.raises(SystemExit) as end:
         main([*given, "--report", str(tmp_path / "r.txt")])
-    assert end.value.code == 2 and "needs a name that ends with" in capsys.readouterr().err
+    assert end.value.code == 2 and "needs a name that ends in" in capsys.readouterr().err

@@ -106,8 +106,8 @@ def test_split_becomes_slices() -> None:
     model = convs(split, node("Concat", ["q", "p"], ["b"], axis=1))
     for config in ("XINT8", "A8W8", "VINT8"):
         found = only(model, "op-not-on-npu", config)
-        assert "makes Slices" in found.message and found.severity == "note"
-    assert "makes Slices" in only(model, "op-not-on-npu", XINT8.replace(op_types=("Conv",))).message
+        assert "into Slices" in found.message and found.severity == "note"
+    assert "into Slices" in only(model, "op-not-on-npu", XINT8.replace(op_types=("Conv",))).message
     for config in (XINT8.replace(rewrites=()), XINT8.replace(exclude=("Split",))):
         found = only(model, "op-not-on-npu", config)
         assert "the CPU" in found.message and found.severity == "warning"
@@ -456,7 +456,7 @@ def test_float_types(dtype: str) -> None:
         ("Add", -1e9, "Relu", "so large"),
         ("Max", -1e9, "Relu", "so large"),
         ("Mul", 1e-5, "Relu", None),  # only moves the scale
-        ("Mul", [1e3, 0.1, 0.2, 0.3, 1, 900], "Relu", "4 of 6 beside 1e+03"),
+        ("Mul", [1e3, 0.1, 0.2, 0.3, 1, 900], "Relu", "4 of 6, the largest 1e+03"),
         ("Mul", [8, 16, 32, 0.1, 8, 8], "Relu", None),
         ("Div", 255, "Relu", None),
         ("Pow", 1e-5, "Relu", None),

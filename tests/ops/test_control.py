@@ -176,7 +176,7 @@ def test_loop_that_data_end_early_refuses_scan_outputs():
         {"n": np.asarray(9), "c": np.asarray(True), "bound": F(120)},
     )
     fn, params = traced(model)
-    with pytest.raises(UnsupportedOp, match="number of its rounds decides shapes"):
+    with pytest.raises(UnsupportedOp, match="number of its iterations decides shapes"):
         fn(params, {"x": X + 2})
 
 
@@ -213,7 +213,7 @@ def test_loop_refuses_scan_outputs_of_unknown_number():
     nodes = [node("Cast", "k", "n", to=TensorProto.INT64), node("Loop", "n c x", "y rows", body=doubling())]
     inputs = {"x": X, "k": np.asarray(3, F)}
     fn, params = traced(model_of(nodes, inputs, [("y", F, SHAPE), ("rows", F, None)], {"c": np.asarray(True)}))
-    with pytest.raises(UnsupportedOp, match="number of its rounds decides shapes"):
+    with pytest.raises(UnsupportedOp, match="number of its iterations decides shapes"):
         jax.jit(fn)(params, inputs)
     assert fn(params, inputs)["rows"].shape == (3, 3, 4)
 

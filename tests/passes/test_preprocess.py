@@ -146,7 +146,7 @@ class TestExternalData:
         jq.save(jq.load(MODEL), source, external=write.External(location="weights.bin", threshold=64))
         before = (tmp_path / "weights.bin").read_bytes()
         options: dict[str, Any] = {"save_as_external_data": True, "all_tensors_to_one_file": True}
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.preprocess(source, tmp_path / "out.onnx", external_data_location="weights.bin", **options)
         assert (tmp_path / "weights.bin").read_bytes() == before and self.files(tmp_path) == ["in.onnx", "weights.bin"]
         jq.preprocess(source, tmp_path / "out.onnx", **options)
@@ -155,14 +155,14 @@ class TestExternalData:
     def test_not_even_where_they_are_called_like_the_outputs(self, tmp_path: Path) -> None:
         source = tmp_path / "in.onnx"
         jq.save(jq.load(MODEL), source, external=write.External(location="out.onnx.data", threshold=64))
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.preprocess(source, tmp_path / "out.onnx")
-        with pytest.raises(jq.ConfigError, match="the weights of the model itself"):
+        with pytest.raises(jq.ConfigError, match="the model's own weights"):
             jq.convert(source, tmp_path / "out.onnx", to="fp16")
         assert self.files(tmp_path) == ["in.onnx", "out.onnx.data"]
 
     def test_without_a_file_there_is_no_beside(self) -> None:
-        with pytest.raises(jq.ConfigError, match="give an output_model_path"):
+        with pytest.raises(jq.ConfigError, match="give output_model_path"):
             jq.preprocess(MODEL, save_as_external_data=True)
 
     def test_above_protobufs_limit_weights_go_outside(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "model.onnx"
     source.write_bytes(Path(MODEL).read_bytes())
     code, out, err = run(capfd, "preprocess", str(source))
-    assert (code, err) == (0, "") and "38 nodes; shapes known of 38 of 38 tensors" in out
+    assert (code, err) == (0, "") and "38 nodes; shapes known for 38 of 38 tensors" in out
     assert interface(onnx.load(tmp_path / "model_preprocessed.onnx")) == interface(jq.preprocess(MODEL))
     code, out, _ = run(
         capfd, "preprocess", str(source), "-o", str(tmp_path / "b.onnx"), "--skip-optimization", "--json"

@@ -72,7 +72,7 @@ def test_exclusion_by_name_pattern_and_operator(graph: Graph, exclude: tuple[str
 
 
 def test_patterns_are_of_names_and_not_of_operators(graph: Graph) -> None:
-    with pytest.raises(jq.ConfigError, match=r"'Con\*' is the name or the operator of no node"):
+    with pytest.raises(jq.ConfigError, match=r"'Con\*' matches no node, by name or operator"):
         chosen(graph, exclude=("Con*",))
 
 

@@ -118,6 +118,6 @@ def test_samples_that_decide_shapes_differently_are_refused_in_one_line():
     graph = helper.make_graph(nodes, "g", ends, [helper.make_tensor_value_info("y", 1, None)], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     data = [{"x": np.ones((1, 6), np.float32), "shape": np.array([n, 3], np.int64)} for n in (2, -1)]
-    with pytest.raises(jq.DataError, match=r"the value \[2, 3\] of the first; group") as error:
+    with pytest.raises(jq.DataError, match=r"the value of the first, \[2, 3\]; group") as error:
         jq.quantize(model, data, "A8W8")
     assert "\n" not in str(error.value)

@@ -105,7 +105,7 @@ def test_options_reach_the_provider_as_text(monkeypatch, tmp_path):
         warnings.simplefilter("error")
         onnxruntime_reading(MODEL, jq.Provider("vitisai", {"config_file": config, "ai_analyzer_profiling": True}))
     assert played.opened[-1][1:] == ({"config_file": str(config), "ai_analyzer_profiling": "1"}, {})
-    with pytest.warns(UserWarning, match=r"names the option opt_levle. Did you mean 'opt_level'"):
+    with pytest.warns(UserWarning, match=r"vitisai does not document the option opt_levle. Did you mean 'opt_level'"):
         onnxruntime_reading(MODEL, jq.Provider("vitisai", {"opt_levle": 3}))
 
 
@@ -137,12 +137,12 @@ def test_compiled_models_of_others(monkeypatch, tmp_path):
     assert onnxruntime_reading(OTHER, jq.Provider("vitisai", {}, path)).reused
     path.write_bytes(jq.to_model(jq.load(MODEL).replace(name="x")).SerializeToString())
     (tmp_path / "compiled.onnx.json").write_text("[1]")
-    with pytest.raises(DataError, match="no note that jq wrote"):
+    with pytest.raises(DataError, match="was not written by jq"):
         onnxruntime_reading(OTHER, jq.Provider("vitisai", {}, path))
     (tmp_path / "compiled.onnx.json").unlink()
     path.write_bytes(b"broken")
     with pytest.raises(
-        ModelError, match=r"does not load .*compiled.onnx, compiled of this model with provider vitisai"
+        ModelError, match=r"does not load .*compiled.onnx, compiled from this model with provider vitisai"
     ):
         onnxruntime_reading(OTHER, jq.Provider("vitisai", {}, path))
 

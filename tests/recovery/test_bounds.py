@@ -72,7 +72,7 @@ def test_what_cannot_be_fitted_goes_by_what_it_loses():
         return jq.quantize(fixed_bound(reaches), data_of(), XINT8.replace(whole=whole, cle=False))
 
     some = made(1.5, 0.0)  # few values beyond the bound
-    assert "Clip" in ops(some.graph) and some.report.facts["clips"].startswith("1 stay: without them")
+    assert "Clip" in ops(some.graph) and some.report.facts["clips"].startswith("1 stay: removing them")
     taken = made(1.5, 0.5)
     assert "Clip" not in ops(taken.graph) and "which loses 0.0" in taken.report.facts["clips"]
     low = made(0.35, 0.0)  # none

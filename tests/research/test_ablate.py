@@ -170,8 +170,8 @@ class TestTable:
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("rows.txt", "", r"ends with \.jsonl or \.csv"),
-            ("rows.jsonl", "no json\n", "no table of these runs"),
+            ("rows.txt", "", r"ends in \.jsonl or \.csv"),
+            ("rows.jsonl", "no json\n", "not a table of these runs"),
             ("rows.jsonl", '{"a": 1}\n', "a row has no 'hash'"),
             ("rows.csv", "a,b\n", "its columns are a, b"),
         ],
@@ -231,14 +231,14 @@ class TestCommand:
             ("[grid]\nfinetune = 'block'", "needs a list"),
             ("[configs.a]\npreset = 'XINT9'", "Did you mean 'XINT8'"),
             ("[configs.a]\n[models.m]\npat = 'x'", "no entry models.m.pat"),
-            ("[configs.a]\n[models.m]\npath = 'x.onnx'", "x.onnx is not there"),
+            ("[configs.a]\n[models.m]\npath = 'x.onnx'", "x.onnx does not exist"),
             ("[configs.a]\n[models.m]\npath = '$NOT_SET_ANYWHERE/x.onnx'", "NOT_SET_ANYWHERE"),
             ("[configs.a]\nmodels = 1", "no option 'models'"),
             ("models = ['fashion_resnt']\n[configs.a]", "Did you mean 'fashion_resnet'"),
             ("seeds = [1, 1]\n[configs.a]", "each seed once"),
-            ("seeds = [-1]\n[configs.a]", "at least 0; got -1"),
+            ("seeds = [-1]\n[configs.a]", "of 0 or more; got -1"),
             ("", "needs configs"),
-            ("=", "no TOML"),
+            ("=", "not TOML"),
         ],
     )
     def test_mistakes_are_one_line(self, tmp_path, text, message):

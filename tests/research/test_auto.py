@@ -210,7 +210,7 @@ def test_no_claim_that_the_data_cannot_carry(data: tuple[np.ndarray, np.ndarray]
     with pytest.warns(UserWarning, match="6 samples decide: they cannot show agreement 98"):
         result = jq.auto(MODEL, data[0], target="agreement 98", rungs=CHEAP[:1])
     assert not result.reached and "takes 149" in result.why
-    with pytest.warns(UserWarning, match="598 are the least"):
+    with pytest.warns(UserWarning, match="takes at least 598"):
         result = jq.auto(MODEL, data[0], target="top1 -0.5", labels=data[1], rungs=CHEAP[:1])
     assert not result.reached
 
@@ -512,7 +512,7 @@ def test_time_that_is_up(data: tuple[np.ndarray, np.ndarray]) -> None:
     result = jq.auto(MODEL, data[0], target="sqnr 200", rungs=CHEAP, budget="0.2s")
     assert [t.rung for t in result.rungs] == [
         "XINT8"
-    ] and "the time of 0.2 s is up before A8W8 per channel" in result.why
+    ] and "the time limit of 0.2 s was reached before A8W8 per channel" in result.why
 
 
 def test_a_finished_search_is_told_again_whatever_the_time(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_the_command(tmp_path: Path, data: tuple[np.ndarray, np.ndarray], capsys
     given = ["auto", str(MODEL), "--data", str(tmp_path / "data.npz"), "-o", str(tmp_path / "best.onnx")]
     main_of([*given, "--target", "sqnr 5"], 0)
     out = capsys.readouterr().out
-    assert "sqnr 5: reached; XINT8 holds it" in out and "chosen" in out[: out.index("reached")]
+    assert "sqnr 5: reached; XINT8 meets it" in out and "chosen" in out[: out.index("reached")]
     assert {p.name for p in tmp_path.iterdir()} == {"data.npz", "best.onnx", "best.toml", "best.html", "best.jsonl"}
     assert tomllib.loads((tmp_path / "best.toml").read_text())["held_out"] == 4
     main_of(["quantize", str(MODEL), "--data", str(tmp_path / "data.npz"), "--config", str(tmp_path / "best.toml"), "-o",

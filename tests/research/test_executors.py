@@ -124,7 +124,7 @@ class TestWork:
             assert shipped.value["a"].tolist() == [0, 1, 2]
             _read.cache_clear()
             Path(shipped.path).write_bytes(pickle.dumps(1))
-            with pytest.raises(jq.DataError, match="is not what was shipped"):
+            with pytest.raises(jq.DataError, match="has changed since it was sent"):
                 _ = shipped.value
         with pytest.raises(jq.DataError, match="set TMPDIR"):
             _ = Shipped(shipped.path, "0").value

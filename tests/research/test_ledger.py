@@ -61,7 +61,7 @@ def test_rows_of_other_values_are_refused(change, tmp_path):
     row = {k: v for k, v in {**ROW, **change}.items() if v is not ...}
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
     (tmp_path / "t.jsonl").write_text(json.dumps(ROW) + "\n" + json.dumps(row) + "\n")
-    with pytest.raises(jq.DataError, match="no table of these runs: a row has"):
+    with pytest.raises(jq.DataError, match="not a table of these runs: a row has"):
         Ledger.open(tmp_path / "t.jsonl", COLUMNS)
 
 
@@ -72,6 +72,6 @@ def test_files_of_something_else_stay_as_they_are(content, tmp_path):
     for suffix in (".csv", ".jsonl"):
         path = tmp_path / f"t{suffix}"
         path.write_text(content + "no line break")
-        with pytest.raises(jq.DataError, match="no table of these runs"):
+        with pytest.raises(jq.DataError, match="not a table of these runs"):
             Ledger.open(path, COLUMNS)
         assert path.read_text() == content + "no line break"

@@ -59,12 +59,12 @@ __all__ = [
 
 # Quark names that jq does not have.
 ABSENT = {
-    "quantize_static": "take ModelQuantizer, or quantize_static of jq.compat.vai_q_onnx",
-    "quantize_dynamic": "take get_default_config('UINT8_DYNAMIC_QUANT')",
+    "quantize_static": "use ModelQuantizer, or quantize_static of jq.compat.vai_q_onnx",
+    "quantize_dynamic": "use get_default_config('UINT8_DYNAMIC_QUANT')",
     "create_calibrator_power_of_two": "jq.calibrate measures all tensors in one pass",
     "create_calibrator_float_scale": "jq.calibrate measures all tensors in one pass",
     "dump_model": "`jq-quant simulate --dump` writes the integers of every tensor",
-    "VitisExtendedQuantizer": "take ModelQuantizer",
+    "VitisExtendedQuantizer": "use ModelQuantizer",
 }
 
 

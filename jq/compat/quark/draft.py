@@ -104,7 +104,7 @@ def numbers(name: str, value: Any) -> tuple[float, ...]:
 def word(name: str, value: Any) -> str:
     """A word."""
     if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; expected a word")
+        raise ConfigError(f"{name} is {value!r}; expected a string")
     return value
 
 
@@ -127,9 +127,9 @@ def matching(option: str, given: Any, graph: Graph) -> list[str]:
         try:
             matching = [n.label for n in graph.nodes if re.search(name, n.label)]
         except re.error as error:
-            raise ConfigError(f"{option}: {name!r} is no regular expression: {error}") from error
+            raise ConfigError(f"{option}: {name!r} is not a regular expression: {error}") from error
         if not matching:
-            raise ConfigError(f"{option}: no node has a name that {name!r} matches")
+            raise ConfigError(f"{option}: {name!r} matches no node")
         labels += matching
     return labels
 
@@ -144,6 +144,8 @@ def parse_subgraphs_list(exclude_subgraphs: str) -> list[tuple[list[str], list[s
     for part in exclude_subgraphs.split(";"):
         ends = [[name.strip() for name in names.split(",")] for names in re.findall(r"\[(.*?)\]", part)]
         if len(ends) != 2:
-            raise ConfigError(f"exclude_subgraphs: {part.strip()!r} is no pair [first nodes], [last nodes]")
+            raise ConfigError(
+                f"exclude_subgraphs: {part.strip()!r} is not a pair of the form [first nodes], [last nodes]"
+            )
         subgraphs.append((ends[0], ends[1]))
     return subgraphs

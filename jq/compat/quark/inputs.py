@@ -76,7 +76,7 @@ def shapes_of(option: str, given: Any, inputs: Sequence[Value] = ()) -> dict[str
     >>> shapes_of("FixShapes", "x:[1,3,8,8];y:[1,10]")
     {'x': (1, 3, 8, 8), 'y': (1, 10)}
     """
-    error = ConfigError(f"{option} is {given!r}; expected shapes by name, as {{'input': [1, 3, 224, 224]}}")
+    error = ConfigError(f"{option} is {given!r}; expected shapes by name, such as {{'input': [1, 3, 224, 224]}}")
     if isinstance(given, str):
         pairs = [part.rpartition(":") for part in given.split(";") if part.strip()]
         given = {name.strip(): dims.strip(" []").split(",") for name, _, dims in pairs}
@@ -105,7 +105,9 @@ def ranges_of(option: str, given: Any) -> dict[str, tuple[float, float]]:
     except (AttributeError, TypeError, ValueError):
         ranges = None
     if ranges is None or not all(-np.inf < low <= high < np.inf for low, high in ranges.values()):
-        raise ConfigError(f"{option} is {given!r}; expected least and largest values by name, as {{'input': [0, 1]}}")
+        raise ConfigError(
+            f"{option} is {given!r}; expected the lowest and highest values by name, such as {{'input': [0, 1]}}"
+        )
     return ranges
 
 
@@ -114,4 +116,4 @@ def check_names(option: str, given: Mapping[str, Any], inputs: Sequence[Value]) 
     known = [v.name for v in inputs]
     for name in given:
         if name not in known:
-            raise ConfigError(f"{option}: no input {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
+            raise ConfigError(f"{option}: no input {name!r}.{suggest(str(name), known)} Available: {', '.join(known)}")

@@ -36,8 +36,8 @@ def quant_config(document: Any, graph: Graph) -> QuantConfig:
     made = translate(QConfig.from_dict(document), graph)
     if left := list(_beside(made)):
         raise ConfigError(
-            f"the Quark config asks for {', '.join(left)}, which is no option of a config; take "
-            "jq.compat.quark.ModelQuantizer, which has it"
+            f"the Quark config asks for {', '.join(left)}, which a config cannot express; use "
+            "jq.compat.quark.ModelQuantizer, which can"
         )
     for note in made.notes:
         warnings.warn(note, stacklevel=2)
@@ -53,7 +53,7 @@ def _beside(made: Translation) -> list[str]:
         f"the format {made.format}": made.format != "qdq",
         f"opset {made.opset}": made.opset is not None,
         "statistics in a file": made.ranges_file is not None,
-        "a folder for what memory cannot hold": made.spill is not None,
-        "weights in a file of their own": made.external,
+        "a folder for activations that do not fit in memory": made.spill is not None,
+        "weights in a separate file": made.external,
     }
     return [name for name, value in asked.items() if value]

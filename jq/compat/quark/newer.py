@@ -40,15 +40,17 @@ def older(config: QConfig) -> QuantizationConfig:
     if activation is None or weight is None:
         raise ConfigError("global_config needs input_tensors and weight")
     if activation.scale_type != weight.scale_type:
-        raise ConfigError("input_tensors and weight need the same scale_type: jq has one kind of scale in a model")
+        raise ConfigError("input_tensors and weight need the same scale_type: jq uses one kind of scale in a model")
     method = _NEWER_METHODS.get((activation.scale_type, activation.calibration_method))
     if method is None:
         raise ConfigError(
-            f"{activation.calibration_method} with {activation.scale_type} cannot be had; there are "
-            + ", ".join(f"{m} with {s}" for s, m in _NEWER_METHODS)
+            f"{activation.calibration_method} with {activation.scale_type} is not supported; expected "
+            + " or ".join(f"{m} with {s}" for s, m in _NEWER_METHODS)
         )
     if activation.quant_granularity != QuantGranularity.Tensor or weight.quant_granularity == QuantGranularity.Group:
-        raise ConfigError("activations have one scale per tensor; weights one per tensor, or per channel")
+        raise ConfigError(
+            "quant_granularity: activations have one scale per tensor, weights one per tensor or per channel"
+        )
     eight = {DataType.Int8, DataType.UInt8}
     power = activation.scale_type == ScaleType.PowerOf2
     extra = config.extra_options | {"ActivationSymmetric": activation.symmetric, "WeightSymmetric": weight.symmetric}
@@ -120,7 +122,7 @@ def _check_alike(role: str, spec: QTensorConfig, usual: QTensorConfig | None, dr
         return
     for field in ("scale_type", "calibration_method"):
         if getattr(spec, field) != getattr(usual, field):
-            draft.notes.append(f"{role} of some layers: {field} is that of global_config, {getattr(usual, field)}")
+            draft.notes.append(f"{role} of some layers: {field} is taken from global_config, {getattr(usual, field)}")
 
 
 def _made(spec: QTensorConfig | None) -> dict[str, Any]:
@@ -133,7 +135,9 @@ def _bias(layer: QLayerConfig) -> str:
         return "int32"
     if layer.weight is not None and layer.bias.data_type == layer.weight.data_type:
         return "weight"
-    raise ConfigError(f"bias of {layer.bias.data_type}: a bias is int32, or has the format of its layer's weight")
+    raise ConfigError(
+        f"a bias in {layer.bias.data_type} is not supported; expected int32, or the format of the layer's weight"
+    )
 
 
 def _makers(name: str, role: str, draft: Draft) -> list[str]:
@@ -141,7 +145,7 @@ def _makers(name: str, role: str, draft: Draft) -> list[str]:
     graph, labels = draft.cleaned, []
     node = next((n for n in graph.nodes if n.label == name), None)
     if node is None:
-        raise ConfigError(f"{role} of node {name!r}: simplification has left no such node")
+        raise ConfigError(f"{role} of node {name!r}: simplification removed this node")
     fused = absorbed(graph) if draft["fuse_activations"] else {}
     for tensor in node.outputs if role == "output_tensors" else node.inputs:
         if not tensor or tensor in graph.arrays:
@@ -153,8 +157,8 @@ def _makers(name: str, role: str, draft: Draft) -> list[str]:
             maker = graph.producer.get(maker.inputs[0])  # values that only move have the scale where they come from
         if maker is None or {v.name for v in graph.inputs} & {*maker.inputs}:
             raise ConfigError(
-                f"{role} of node {name!r}: {tensor!r} is an input of the model or made from one, and an input has the "
-                "format that is global_config's"
+                f"{role} of node {name!r}: {tensor!r} is, or is computed from, an input of the model, which has the "
+                "format of global_config"
             )
         labels.append(maker.label)
     return labels

@@ -41,12 +41,12 @@ def _member(field: str, *members: str) -> Option:
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if flag(name, value) and field == "constraints" and draft["scale"] == "float":
-            draft.notes.append(f"{name}=True: float scales need not be alike, and each tensor keeps its own")
+            draft.notes.append(f"{name}=True: float scales need not be equal, so each tensor keeps its own")
             return
         kept = {*draft[field], *members} if value else {*draft[field]} - {*members}
         draft[field] = tuple(m for m in order if m in kept)
 
-    return Option(f"adds to {field}, or takes away: {', '.join(members)}", change)
+    return Option(f"adds to {field}, or removes from it: {', '.join(members)}", change)
 
 
 def _hard_sigmoid(draft: Draft, name: str, value: Any) -> None:
@@ -70,7 +70,7 @@ def _refused(why: str) -> Option:
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if value:
-            raise ConfigError(f"{name}={value!r} cannot be had: {why}")
+            raise ConfigError(f"{name}={value!r} is not supported: {why}")
 
     return Option(f"refused: {why}", change)
 
@@ -80,7 +80,7 @@ def _only(*values: Any, why: str) -> Option:
 
     def change(draft: Draft, name: str, value: Any) -> None:
         if value not in values:
-            raise ConfigError(f"{name}={value!r} cannot be had: {why}. Leave it out, or at {values[0]!r}")
+            raise ConfigError(f"{name}={value!r} is not supported: {why}. Omit it, or set it to {values[0]!r}")
 
     return Option(f"only {values[0]!r}: {why}", change)
 
@@ -106,7 +106,7 @@ def _method_of_weights(draft: Draft, name: str, value: Any) -> None:
     if not isinstance(value, Enum) or value not in methods:
         raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(map(str, methods))}")
     if draft["scale"] != "float":
-        raise ConfigError(f"{name} applies to float scales only; powers of two are found as for activations")
+        raise ConfigError(f"{name} applies to float scales only; powers of two are searched as for activations")
     draft["weight_method"] = methods[value]
 
 
@@ -116,7 +116,7 @@ def _bins(draft: Draft, name: str, value: Any) -> None:
         draft["bins"] = bins
         draft["method"] = "minmse_hist" if method == "minmse" else method
     elif method != "minmse":
-        raise ConfigError(f"{name}=0 applies to MinMSE, which then looks at the values themselves; got {method}")
+        raise ConfigError(f"{name}=0 works only with MinMSE, which then uses the values themselves; got {method}")
 
 
 def _moving_constant(draft: Draft, name: str, value: Any) -> None:
@@ -130,7 +130,7 @@ def _moving_constant(draft: Draft, name: str, value: Any) -> None:
 def _range_symmetric(draft: Draft, name: str, value: Any) -> None:
     if value is not None and flag(name, value) != draft["symmetric"]:
         raise ConfigError(
-            f"{name}={value!r} with ActivationSymmetric={draft['symmetric']}: in jq ranges are symmetric where codes are"
+            f"{name}={value!r} with ActivationSymmetric={draft['symmetric']}: in jq, ranges are symmetric if codes are"
         )
 
 
@@ -191,62 +191,62 @@ def _read_together(effect: str) -> Option:
     return Option(effect, lambda draft, name, value: None)
 
 
-_SIMPLE = "jq always simplifies a graph, which does not change its function"
-_FUSED = "jq's op table decides what is fused, for all of these operators alike"
-_ALWAYS = "jq always gives tensors whose values only move a single scale"
+_SIMPLE = "jq always simplifies a graph, which does not change its results"
+_FUSED = "jq's op table decides what is fused, and treats all of these operators alike"
+_ALWAYS = "jq always gives a single scale to tensors whose values only move"
 _FORMS_ONLY = "jq has no such form of the operator"
-_PER_TENSOR = "formats belong to nodes in jq: take specific_layer_config or layer_type_config of QConfig"
-_FACTORS = "jq chooses the factors of all channels at once, so that the predicted noise is least"
+_PER_TENSOR = "formats belong to nodes in jq: use specific_layer_config or layer_type_config of QConfig"
+_FACTORS = "jq chooses the factors of all channels at once, to minimize the predicted noise"
 _MIXED = (
     "give an AutoMixprecisionConfig among the algorithms, with a metric_threshold; or name layers in specific_layer_config of "
     "QConfig"
 )
 _ALIKE = "every tensor in a file that jq writes has its type and shape"
-_RESTORED = "keeps calibration in this file and two beside it, and takes it from there the next time"
+_RESTORED = "saves the calibration in this file and two beside it, and reuses it the next time"
 
 EXTRA_OPTIONS: Mapping[str, Option] = {
     # Which nodes
     "QuantizeAllOpTypes": _switch("quantizes operators of every type", "op_types", {True: None}),
     "MatMulConstBOnly": Option("leaves products of two activations in float", _constant_products),
     "WeightsOnly": _sets("weights_only", flag),
-    "ForceQuantizeNoInputCheck": _hint("an operator that only passes values on is quantized like its input"),
-    "EnableSubgraph": _refused("nodes inside of If and Loop stay floats"),
+    "ForceQuantizeNoInputCheck": _hint("an operator that only moves values is quantized like its input"),
+    "EnableSubgraph": _refused("nodes inside If and Loop stay in float"),
     "OpTypesToExcludeOutputQuantization": _refused(
-        "a node is quantized together with its outputs; take nodes_to_exclude"
+        "a node is quantized together with its outputs; use nodes_to_exclude"
     ),
-    "NodesToExcludeOutputQuantization": _refused(
-        "a node is quantized together with its outputs; take nodes_to_exclude"
-    ),
+    "NodesToExcludeOutputQuantization": _refused("a node is quantized together with its outputs; use nodes_to_exclude"),
     # Formats and symmetry
     "ActivationSymmetric": _read_together("sets symmetric, or weight_symmetric"),
     "WeightSymmetric": _read_together("sets symmetric, or weight_symmetric"),
     "BFPAttributes": _read_together("selects the block format that QBFP stands for"),
     "MXAttributes": _read_together("selects the block format that QMX stands for"),
     "AlignEltwiseQuantType": Option(
-        "gives constants of Add, Mul and the like the format of activations", _like_activations
+        "gives constant operands of Add, Mul and similar operators the format of activations", _like_activations
     ),
     "TensorQuantOverrides": _refused(_PER_TENSOR),
     "MixedPrecisionTensor": _refused(_PER_TENSOR),
     "SpecificTensorPrecision": _refused(_PER_TENSOR),
     "Int16Scale": _refused("scales are floats or powers of two"),
-    "UseUnsignedReLU": _refused("the format of activations is one for all operators"),
-    "QDQOpTypePerChannelSupportToAxis": _refused("the axis of channels is the op table's"),
-    "QuantizeFP16": _refused("models of float32 are quantized; take convert_fp16_to_fp32"),
+    "UseUnsignedReLU": _refused("all operators share one format of activations"),
+    "QDQOpTypePerChannelSupportToAxis": _refused("the op table defines the channel axis"),
+    "QuantizeFP16": _refused("jq quantizes float32 models; use convert_fp16_to_fp32"),
     "UseFP32Scale": _only(None, True, why="scales are float32"),
     "ActivationScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "WeightScaled": _refused("bfloat16 and float16 have no scale in jq"),
     "BF16WithClip": _refused("values beyond bfloat16 become infinite"),
-    "RefineBlockAxis": _only(True, None, why="blocks lie on the axis that products are summed over"),
+    "RefineBlockAxis": _only(True, None, why="blocks lie along the axis that products are summed over"),
     "BF16QDQToCast": _noted(True, "bfloat16 is written as Casts; the numbers are the same"),
     "EnableVaimlBF16": _refused("bfloat16 is written as Casts between float32 operators"),
     "UseMatMulNBits": _refused("jq quantizes no weights to 4 bits in groups"),
     "MatMulNBitsParams": _refused("jq quantizes no weights to 4 bits in groups"),
     # Biases
     "Int32Bias": _switch(
-        "True: at the scale of the products; False: as a weight of its own", "bias", {True: "int32", False: "weight"}
+        "True: quantized at the scale of the products; False: like a weight with a scale of its own",
+        "bias",
+        {True: "int32", False: "weight"},
     ),
-    "QuantizeBias": _switch("False leaves biases floats", "bias", {False: "float"}),
-    "Int16Bias": _refused("biases have 32 bits, or those of weights"),
+    "QuantizeBias": _switch("False leaves biases in float", "bias", {False: "float"}),
+    "Int16Bias": _refused("biases have 32 bits, or as many as the weights"),
     "AdjustBiasScale": _only(True, None, why="a bias in 32 bits has the scale of its products"),
     "AdjustWeightScaleForInt32Bias": _refused("scales of weights come from the weights"),
     # Calibration
@@ -264,7 +264,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "MinMSEModeFloatScale": _refused("the only search for float scales is WeightCalibrateMethod=MinMSE"),
     "WeightCalibrateMethod": Option("sets weight_method, of float scales", _method_of_weights),
     "CalibDataSize": Option("use at most this many samples", _samples),
-    "UseRandomData": Option("calibrates on random data, even if there are others", _random),
+    "UseRandomData": Option("calibrates on random data, even if other data are given", _random),
     "RandomDataReaderInputShape": Option(
         "sets the shapes of random data if the model leaves dims free", _random_shapes
     ),
@@ -274,7 +274,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "TensorsRangeFile": Option(_RESTORED, _ranges_file),
     "SaveTensorHistFig": _refused("the report of jq.compare draws the histogram of every tensor"),
     "NumQuantizedBins": _sets("quantized_bins", count),
-    "Scenario": _refused("it is a parameter of Quark's float8, which has no calibration in jq"),
+    "Scenario": _refused("it configures Quark's float8, which jq does not calibrate"),
     "CalibOptimizeMem": _hint("memory does not grow with the data"),
     "CalibOptimizeDisk": _hint("calibration keeps nothing in files"),
     "CalibWorkerNum": _hint("all cores compute"),
@@ -290,7 +290,7 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "FuseL2Norm": _member("canonical", "lp_norm"),
     "FuseGelu": _member("canonical", "gelu", "gelu_tanh"),
     "FuseLayerNorm": _member("canonical", "layer_norm"),
-    "CopySharedInit": _refused("an array that several nodes read is quantized once"),
+    "CopySharedInit": _refused("an array read by several nodes is quantized once"),
     "CopyBiasInit": _hint("biases at the scale of products are copied where they are shared"),
     "ConvertBNToConv": _member("rewrites", "batchnorm_to_conv"),
     "ConvertReduceMeanToGlobalAvgPool": _member("rewrites", "reduce_mean_to_pool"),
@@ -300,19 +300,19 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "ReplaceClip6Relu": _noted(False, "equalization goes through ReLU6 without replacing it"),
     "ConvertOpsetVersion": Option("sets the opset of the result", _opset),
     "FixShapes": _read_together("fixes shapes of inputs"),
-    "ShapeShifterYaml": _refused("a list of shapes is not read from a file; take FixShapes"),
+    "ShapeShifterYaml": _refused("a list of shapes is not read from a file; use FixShapes"),
     "PreprocessYAML": _refused("a list of passes is not read"),
     "FillAllValueInfo": _hint(_ALIKE),
     # Quantizers
-    "AddQDQPairToWeight": _refused("weights are stored as the codes that they have"),
-    "MatMulToGemm": _noted(False, "a MatMul with constant weights is quantized like a Gemm, and stays a MatMul"),
+    "AddQDQPairToWeight": _refused("weights are stored as their codes"),
+    "MatMulToGemm": _noted(False, "a MatMul with constant weights is quantized like a Gemm, but stays a MatMul"),
     "UseQDQVitisCustomOps": _noted(
         True, "files hold ONNX's own quantizers; quant_format=VitisQuantFormat.QDQ has the vendor's"
     ),
     "DedicatedQDQPair": _switch(
         "True gives each reader quantizers of its own", "pairs", {True: "each", False: "shared"}
     ),
-    "DedicateDQNode": _noted(False, "readers of a tensor share its dequantizer; the numbers are the same"),
+    "DedicateDQNode": _noted(False, "all readers of a tensor share its dequantizer; the numbers are the same"),
     "EnableDualQuantNodePairs": _refused("a tensor has one format"),
     "FoldRelu": _hint("a Relu that the codes make redundant stays; the numbers are the same"),
     "RemoveQDQConvClip": _sets("fuse_activations", flag),
@@ -326,14 +326,14 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "RemoveFusedQDQ": _refused(_FUSED),
     # Forms of operators on the NPU, and its positions
     "ConvertLeakyReluToDPUVersion": _member("forms", "leaky_relu_alpha"),
-    "ConvertSigmoidToHardSigmoid": Option("replaces every Sigmoid by HardSigmoid, or none", _hard_sigmoid),
+    "ConvertSigmoidToHardSigmoid": Option("replaces all Sigmoids by HardSigmoid, or none", _hard_sigmoid),
     "ConvertHardSigmoidToDPUVersion": _member("forms", "hard_sigmoid_factor"),
     "ConvertAvgPoolToDPUVersion": _member("forms", "average_pool_factor", "rectangular_pool_factor"),
     "ConvertReduceMeanToDPUVersion": _member("forms", "reduce_mean_factor"),
     "ConvertSoftmaxToDPUVersion": _refused(_FORMS_ONLY),
     "ConvertInstanceNormToDPUVersion": _refused(_FORMS_ONLY),
     "ConvertClipToDPUVersion": _refused(_FORMS_ONLY),
-    "SimulateDPU": _switch("False leaves no forms", "forms", {False: ()}),
+    "SimulateDPU": _switch("False disables all forms", "forms", {False: ()}),
     "AlignConcat": _member("constraints", "align_concat"),
     "AlignPool": _member("constraints", "align_pool"),
     "AlignPad": _member("constraints", "align_pad"),
@@ -346,11 +346,11 @@ EXTRA_OPTIONS: Mapping[str, Option] = {
     "AdjustShiftWrite": _member("constraints", "shift_write"),
     "AdjustHardSigmoid": _member("constraints", "hard_sigmoid"),
     "AdjustShiftSwish": _member("constraints", "shift_swish"),
-    "NPULimitationCheck": _switch("False leaves no constraints", "constraints", {False: ()}),
+    "NPULimitationCheck": _switch("False disables all constraints", "constraints", {False: ()}),
     "MaxLoopNum": _noted(5, "constraints are applied until nothing changes"),
     # Accuracy recovery
     "BiasCorrection": _sets("bias_correction", flag),
-    "FastFinetune": _read_together("parameters, of the table below"),
+    "FastFinetune": _read_together("the parameters in the table below"),
     "CLESteps": _only(1, None, why=_FACTORS),
     "CLEBalanceMethod": _only("max", None, why=_FACTORS),
     "CLEWeightThreshold": _only(0.5, None, why=_FACTORS),
@@ -394,17 +394,19 @@ AS_FIELDS: Mapping[str, str] = {
 FIELDS: Mapping[str, Option] = {
     "specific_tensor_precision": _refused(_PER_TENSOR),
     "execution_providers": _hint("JAX computes, on the device that it finds"),
-    "reduce_range": _refused("codes have all bits; XINT8's scales leave room by themselves"),
+    "reduce_range": _refused("codes use all bits; XINT8's scales leave enough room anyway"),
     "use_external_data_format": _read_together("writes weights to <name>.data beside the model"),
-    "convert_fp16_to_fp32": _read_together("makes float16 tensors float32"),
-    "convert_nchw_to_nhwc": _read_together("the result takes images in channels-last order, the data do not"),
+    "convert_fp16_to_fp32": _read_together("converts float16 tensors to float32"),
+    "convert_nchw_to_nhwc": _read_together(
+        "the result takes images in channels-last order; the data keep the original one"
+    ),
     "include_sq": _refused("jq has no SmoothQuant; its equalization is include_cle"),
     "include_rotation": _refused("jq has no rotations"),
     "include_auto_mp": _refused(_MIXED),
-    "debug_mode": _hint("logging"),
+    "debug_mode": _hint("applies to logging"),
     "crypto_mode": _refused("files are not encrypted"),
     "ignore_warnings": _hint("Python's warnings module silences warnings"),
-    "log_severity_level": _hint("logging"),
+    "log_severity_level": _hint("applies to logging"),
 }
 
 
@@ -459,15 +461,17 @@ FAST_FINETUNE: Mapping[str, Option] = {
     "LearningRate": Option("sets finetune_rate: jq's own, times this over Quark's default", _rate),
     "BatchSize": _sets("finetune_batch", count),
     "FixedSeed": _sets("seed", count),
-    "DropRatio": _only(1.0, why="layers are tuned on what the quantized network makes; finetune='block' mixes"),
+    "DropRatio": _only(
+        1.0, why="layers are tuned on the quantized network's activations; finetune='block' mixes in float ones"
+    ),
     "DataSize": _noted(None, "all calibration data are used"),
-    "NumBatches": _only(1, why="a step sees one batch, or all data"),
-    "EarlyStop": _hint("there are few steps, and changes that do not reduce the error are discarded"),
+    "NumBatches": _only(1, why="a step uses one batch, or all data"),
+    "EarlyStop": _hint("steps are few, and changes that do not reduce the error are discarded"),
     "SelectiveUpdate": _hint("changes that do not reduce a layer's error are discarded"),
     "UpdateBias": _noted(True, "biases are tuned with the weights"),
     "RegParam": _only(0.01, why="the error is relative, so one weight of the regularizer serves all layers"),
     "BetaRange": _only((20, 2), [20, 2], why="the regularizer's exponent falls from 20 to 2"),
-    "WarmStart": _only(0.2, why="the first fifth of the steps is without the regularizer"),
+    "WarmStart": _only(0.2, why="the first fifth of the steps runs without the regularizer"),
     "LRAdjust": _refused("steps are relative to a layer's scale and error"),
     "OutputQDQ": _refused("the error is measured on the sums, before they are rounded"),
     "TargetOpType": _only(
@@ -480,10 +484,10 @@ FAST_FINETUNE: Mapping[str, Option] = {
     "CacheDir": Option("the folder of these files", _folder),
     "OptimDevice": _DEVICE,
     "InferDevice": _DEVICE,
-    "DynamicBatch": _hint("batches are of one size"),
+    "DynamicBatch": _hint("all batches have the same size"),
     "Parallel": _refused("each layer is tuned on the outputs of the tuned layers before it"),
-    "LogPeriod": _hint("logging"),
+    "LogPeriod": _hint("applies to logging"),
     "NumWorkers": _hint("all cores compute"),
-    "PinMemory": _hint("memory of a GPU"),
-    "UseGDS": _hint("memory of a GPU"),
+    "PinMemory": _hint("applies to GPU memory"),
+    "UseGDS": _hint("applies to GPU memory"),
 }

@@ -63,5 +63,5 @@ def _key_in(path: Path) -> str:
         return str(files.parsed(source)[_OWNER])
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{path} holds no calibration of jq's, which needs more than Quark's ranges; give the name of a new file"
+            f"{path} is not a calibration written by jq, which needs more than Quark's ranges; give the name of a new file"
         ) from None

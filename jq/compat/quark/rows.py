@@ -22,32 +22,32 @@ _SETTINGS: Rows = {
     "input_nodes": "sets input_nodes",
     "output_nodes": "sets output_nodes",
     "op_types_to_quantize": "sets op_types",
-    "nodes_to_quantize": "excludes all other nodes",
+    "nodes_to_quantize": "excludes all others",
     "extra_op_types_to_quantize": "adds to op_types",
     "nodes_to_exclude": "sets exclude; a name that begins with ^ is a regular expression",
     "subgraphs_to_exclude": "sets exclude_subgraphs",
     "per_channel": "sets per_channel, for float scales",
     "optimize_model": "False: a warning, because jq always simplifies a graph; HardSwish stays one operator",
-    "use_dynamic_quant": "takes the preset UINT8_DYNAMIC_QUANT",
+    "use_dynamic_quant": "selects the preset UINT8_DYNAMIC_QUANT",
     "include_cle": "sets cle; jq's own factors, unless strict_quark is on",
     "include_fast_ft": "sets finetune, with the parameters in extra_options['FastFinetune']",
-    "enable_npu_cnn": "takes the preset XINT8 with its rewrites, forms and constraints; a warning beside Quark's own QDQ "
+    "enable_npu_cnn": "selects the preset XINT8 with its rewrites, forms and constraints; a warning with Quark's own QDQ "
     "format, where it has no effect in Quark either",
-    "enable_npu_transformer": "quantizes Gemm and MatMul alone",
-    "print_summary": "prints the tensors that lost most",
+    "enable_npu_transformer": "quantizes only Gemm and MatMul",
+    "print_summary": "prints the tensors with the largest losses",
     "extra_options": "the table below",
 }
 _NEWER: Rows = {
     "global_config": "sets scale, method, formats and symmetry; input_tensors and weight need one scale_type",
-    "specific_layer_config": "becomes overrides of nodes: formats, symmetry and per_channel of each",
-    "layer_type_config": "becomes overrides of all nodes of a type; None excludes them",
+    "specific_layer_config": "becomes overrides for nodes, with their formats, symmetry and per_channel",
+    "layer_type_config": "becomes overrides for all nodes of a type; None excludes them",
     "exclude": "sets exclude and exclude_subgraphs",
     "algo_config": "CLEConfig, BiasCorrectionConfig, AdaRoundConfig, AdaQuantConfig and AutoMixprecisionConfig; others are refused",
     "use_external_data_format": FIELDS["use_external_data_format"].effect,
-    "extra_options": "the table above; keywords of QConfig count as such, too",
-    "input_tensors": "sets activation, or the format of what the nodes before a layer make",
+    "extra_options": "the table above; includes the keyword arguments of QConfig",
+    "input_tensors": "sets activation, or the format of the outputs of the nodes before a layer",
     "activation": "the older name of input_tensors",
-    "output_tensors": "sets the format of what a layer makes",
+    "output_tensors": "sets the format of a layer's outputs",
     "weight": "sets weight",
     "bias": "sets bias: int32, or the format of the weights",
     "symmetric": "sets symmetric, or weight_symmetric",
@@ -60,19 +60,19 @@ _MIXING: Rows = {
     "target_layer_config": "the 8-bit formats of the layers that are lowered",
     "metric_threshold": "the target of the search; None is refused",
     "metric_default": "kl or sqnr; others are refused",
-    "metric_evaluate_fn": "a function from a model to a score, which the target is for",
+    "metric_evaluate_fn": "a function from a model to a score, to which the target applies",
 }
 _SEARCH: Rows = {
     "search_space": "all combinations are tried; one that jq refuses is named in auto_search.log",
     "search_metric": "L2, L1, cos, psnr or ssim of the outputs; for the last three, more is better",
-    "search_algo": "grid_search or random; AutoSearchPro: Grid, or draws at random from a fixed seed in place of optuna's samplers",
-    "search_evaluator": "a function from a file to a score; what is counted is the score that was lost",
+    "search_algo": "grid_search or random; AutoSearchPro: Grid, or draws at random from a fixed seed instead of optuna's samplers",
+    "search_evaluator": "a function from a file to a score; the loss of score is counted",
     "search_metric_tolerance": "models within it are kept as candidates",
     "search_output_dir": "where models and auto_search.log are written",
     "search_stop_condition": "find_n_candidates, iteration_limit and time_limit",
     "two_stage_search": "the best calibration first, then its finetuning",
     "search_cache_dir, search_log_path, n_jobs, search_devices": "no effect: nothing is cached in files, and all cores compute",
-    "advanced_fastft_search": "refused: take two_stage_search",
+    "advanced_fastft_search": "refused: use two_stage_search",
 }
 TOOLS: Rows = {
     "convert_fp32_to_bf16": "jq.convert(to='bf16'): with_cast, customqdq or bf16; simulate_bf16 is refused",
@@ -89,24 +89,24 @@ TOOLS: Rows = {
     "remove_qdq": "jq.convert(dequantize=True)",
     "replace_inf_weights": "the same",
     "evaluate": "jq-quant evaluate",
-    "convert_fp32_to_bfp16": "not here: take jq.quantize(..., 'BFP16')",
-    "convert_fp16_to_bfp16": "not here: take convert_fp16_to_fp32, then jq.quantize(..., 'BFP16')",
-    "convert_qdq_to_qop": "not here: take jq.quantize(..., format='qoperator')",
+    "convert_fp32_to_bfp16": "not here: use jq.quantize(..., 'BFP16')",
+    "convert_fp16_to_bfp16": "not here: use convert_fp16_to_fp32, then jq.quantize(..., 'BFP16')",
+    "convert_qdq_to_qop": "not here: use jq.quantize(..., format='qoperator')",
     "convert_customqdq_to_qdq": "not here: jq writes ONNX's quantizers where they suffice, and reads Quark's",
     "convert_custom_ops": "not here: jq-quant simulate and jq.split_quantizers read both names of the vendor's domains",
     "convert_a8w8_npu_to_a8w8_cpu": "not here: jq's A8W8 runs on both",
-    "convert_u16s8_to_s16s8": "not here: take the preset S16S8_ASWS",
-    "convert_u16u8_to_u8u8": "not here: take the preset U8U8_AAWA",
-    "convert_bias_int32_to_int16": "not here: biases have 32 bits, or those of weights",
-    "convert_resize_fs_to_pof2s": "not here: XINT8 has powers of two everywhere",
+    "convert_u16s8_to_s16s8": "not here: use the preset S16S8_ASWS",
+    "convert_u16u8_to_u8u8": "not here: use the preset U8U8_AAWA",
+    "convert_bias_int32_to_int16": "not here: biases have 32 bits, or as many as the weights",
+    "convert_resize_fs_to_pof2s": "not here: all scales of XINT8 are powers of two",
     "convert_shared_initializer_to_unique": "not here: a weight that several nodes share is quantized once",
     "convert_lstm_to_customlstm": "not here: jq reads ONNX's LSTM",
-    "convert_onnx_to_onnxtxt": "not here: take onnx.printer.to_text",
-    "convert_onnxtxt_to_onnx": "not here: take onnx.parser.parse_model",
-    "float16": "not here: take jq.convert(to='fp32')",
+    "convert_onnx_to_onnxtxt": "not here: use onnx.printer.to_text",
+    "convert_onnxtxt_to_onnx": "not here: use onnx.parser.parse_model",
+    "float16": "not here: use jq.convert(to='fp32')",
     "insert_clip_bfloat16_qdq": "not here: values beyond bfloat16 become infinite, and jq.convert(data=...) names them",
     "print_a16w8_a8w8_nodes": "not here: jq.split_quantizers gives the format of every tensor",
-    "remove_bf16_cast": "not here: take jq.convert(dequantize=True)",
+    "remove_bf16_cast": "not here: use jq.convert(dequantize=True)",
     "remove_initializer_from_input": "not here: jq writes no initializer as an input",
     "remove_qdq_between_ops": "not here: quantize with float_tensors",
     "remove_qdq_mul_add": "not here: quantize with float_tensors",
@@ -124,7 +124,7 @@ def rows() -> dict[str, Rows]:
     """Return what each option becomes, or why it cannot be had, by the place where it is given.
 
     >>> rows()["`extra_options`"]["Int32Bias"]
-    'True: at the scale of the products; False: as a weight of its own'
+    'True: quantized at the scale of the products; False: like a weight with a scale of its own'
     """
     named = {f.name: _SETTINGS.get(f.name) or FIELDS[f.name].effect for f in dataclasses.fields(QuantizationConfig)}
     extra = {name: option.effect for name, option in EXTRA_OPTIONS.items()}
@@ -144,7 +144,7 @@ def rows() -> dict[str, Rows]:
         "`AutoMixprecisionConfig`": mixing,
         "`AutoSearch` and `AutoSearchPro`": _SEARCH,
         "`SmoothQuantConfig`, `GPTQConfig`, `QuarotConfig`": {
-            "all fields": "refused: jq has no SmoothQuant, GPTQ or rotations; its own are cle and finetune"
+            "all fields": "refused: jq has no SmoothQuant, GPTQ or rotations; it offers cle and finetune instead"
         },
     }
 

@@ -54,7 +54,7 @@ def translate(config: Config | QConfig, graph: Graph, algorithms: Sequence[algor
     elif isinstance(config, Config) and isinstance(config.global_quant_config, QuantizationConfig):
         settings = config.global_quant_config
     else:
-        raise ConfigError(f"expected a Config or a QConfig, not {type(config).__name__!r}")
+        raise ConfigError(f"expected a Config or a QConfig; got {type(config).__name__!r}")
     extra = _options("extra_options", settings.extra_options)
     settings = dataclasses.replace(settings, **{AS_FIELDS[k]: extra.pop(k) for k in [*extra] if k in AS_FIELDS})
     extra.setdefault("MatMulConstBOnly", settings.enable_npu_transformer)
@@ -150,7 +150,9 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
     _known("quant_format", settings.quant_format, _FILES)
     if settings.use_dynamic_quant:
         if settings.enable_npu_cnn or settings.enable_npu_transformer:
-            raise ConfigError("use_dynamic_quant=True: scales that are found as the model runs are not for the NPU")
+            raise ConfigError(
+                "use_dynamic_quant=True: the NPU does not support scales that are computed while the model runs"
+            )
         draft = Draft(presets["UINT8_DYNAMIC_QUANT"], graph)
         draft["weight"] = _type("weight_type", settings.weight_type, extra)
         draft["weight_symmetric"] = _symmetric("WeightSymmetric", extra, draft["weight"].signed)
@@ -165,13 +167,13 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
         unheeded = [f"enable_npu_cnn=True has no effect with {settings.quant_format}, as in Quark"]
     if settings.enable_npu_cnn and not power:
         raise ConfigError(
-            f"enable_npu_cnn=True with calibrate_method={settings.calibrate_method}: the NPU has scales that are powers "
-            "of two; take PowerOfTwoMethod.MinMSE or NonOverflow"
+            f"enable_npu_cnn=True with calibrate_method={settings.calibrate_method}: the NPU needs scales that are powers "
+            "of two; use PowerOfTwoMethod.MinMSE or NonOverflow"
         )
     if settings.quant_format == VitisQuantFormat.FixNeuron and not power:
         raise ConfigError(
-            f"quant_format=VitisQuantFormat.FixNeuron with calibrate_method={settings.calibrate_method}: a FixNeuron holds "
-            "one power of two; take a PowerOfTwoMethod, or QuantFormat.QDQ"
+            f"quant_format=VitisQuantFormat.FixNeuron with calibrate_method={settings.calibrate_method}: a FixNeuron needs "
+            "a power-of-two scale; use a PowerOfTwoMethod, or QuantFormat.QDQ"
         )
     plain = isinstance(settings.quant_format, QuantFormat) and not settings.enable_npu_transformer
     draft = Draft(presets["XINT8" if settings.enable_npu_cnn else "INT8_CNN_DEFAULT" if plain else "A8W8"], graph)
@@ -195,13 +197,13 @@ def _family(settings: QuantizationConfig, extra: Mapping[str, Any], graph: Graph
         draft["op_types"] = _ATTENTION
     if not settings.optimize_model:
         draft["rewrites"] = tuple(r for r in draft["rewrites"] if r != "hard_swish_to_product")
-        draft.notes.append("optimize_model=False: jq always simplifies a graph, which leaves what it computes")
+        draft.notes.append("optimize_model=False: jq always simplifies a graph, which does not change its results")
     return draft
 
 
 def _known(field: str, value: Any, table: Mapping[Enum, Any]) -> Any:
     if not isinstance(value, Enum) or value not in table:
-        raise ConfigError(f"{field} is {value!r}; there are {', '.join(map(str, table))}")
+        raise ConfigError(f"{field} is {value!r}; expected one of {', '.join(map(str, table))}")
     return table[value]
 
 
@@ -223,7 +225,7 @@ def _type(field: str, value: Any, extra: Mapping[str, Any]) -> Format:
         return _block("MXAttributes", extra, _MX)
     if name is None or name not in _TYPES:
         known = ", ".join([*_TYPES, "QBFP", "QMX"])
-        raise ConfigError(f"{field} is {value!r}, which jq has not as a format of tensors; there are {known}")
+        raise ConfigError(f"{field} is {value!r}, which is not a tensor format of jq; expected one of {known}")
     return _TYPES[name]
 
 
@@ -247,7 +249,7 @@ def _block(option: str, extra: Mapping[str, Any], known: Sequence[tuple[Mapping[
         if {**attributes, **given, "axis": 1} == attributes:
             return block
     blocks = "; ".join(f"{block}: {dict(attributes)}" for attributes, block in known)
-    raise ConfigError(f"{option} is {given!r}, of no format that jq has. There are {blocks}")
+    raise ConfigError(f"{option} is {given!r}, which describes no format of jq; expected one of {blocks}")
 
 
 def _choose_nodes(settings: QuantizationConfig, draft: Draft) -> None:
@@ -276,7 +278,7 @@ def _check_fused(extra: Mapping[str, Any]) -> None:
     """Check that the four switches for fused activations agree: jq has one switch for all."""
     keys = [f"RemoveQDQConv{kind}" for kind in ("Clip", "Relu", "LeakyRelu", "PRelu")]
     if len({extra.get(key, True) for key in keys}) > 1:
-        raise ConfigError(f"{', '.join(keys)} must be alike: jq fuses all of these activations, or none")
+        raise ConfigError(f"{', '.join(keys)} must be equal: jq fuses all of these activations, or none")
 
 
 # --- Algorithms ---
@@ -306,7 +308,7 @@ def parameters(config: algorithm.AlgoConfig) -> dict[str, Any]:
 def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
     tuned = [a for a in algorithms if isinstance(a, algorithm.FinetuneConfig)]
     if len(tuned) > 1 or (tuned and draft["finetune"]):
-        raise ConfigError("AdaRound and AdaQuant exclude each other; give one of them")
+        raise ConfigError("AdaRound and AdaQuant are mutually exclusive; give one of them")
     for algo in algorithms:
         if isinstance(algo, algorithm.AutoMixprecisionConfig):
             continue  # a search over configs: `jq.compat.quark.mixed`
@@ -320,6 +322,6 @@ def _algorithms(algorithms: Iterable[Any], draft: Draft) -> None:
             _finetune({**parameters(algo), "OptimAlgorithm": kind}, draft, parameters(type(algo)()))
         else:
             raise ConfigError(
-                f"{type(algo).__name__} cannot be had: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig, "
+                f"{type(algo).__name__} is not supported: jq has CLEConfig, BiasCorrectionConfig, AdaRoundConfig, "
                 "AdaQuantConfig and AutoMixprecisionConfig"
             )

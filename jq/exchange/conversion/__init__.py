@@ -81,7 +81,7 @@ def convert(
         check_choice("to", to, get_args(Precision))
     check_choice("form", form, get_args(Form))
     if dequantize and uint8_activations:
-        raise ConfigError("dequantize leaves no codes for uint8_activations to change; take one of the two")
+        raise ConfigError("dequantize leaves no codes for uint8_activations to convert; use one of the two")
     if to not in _NARROW and (exclude or saturate or not keep_io or data is not None):
         raise ConfigError("exclude, saturate, keep_io and data apply only to conversions to fp16 and bf16")
     check_opset(opset)
@@ -118,9 +118,9 @@ def _check_activations(graph: Graph, format: Float, data: Any, exclude: Collecti
         return
     worst = sorted(largest.items(), key=lambda item: -item[1])[:5]
     text = (
-        f"{len(largest)} activations are beyond {format.name}, which ends at {format.largest:.6g}: "
+        f"{len(largest)} activations exceed the range of {format.name}, which ends at {format.largest:.6g}: "
         f"{', '.join(f'{name!r} reaches {largest:.6g}' for name, largest in worst)}"
     )
     if not saturate:
-        raise ModelError(f"{text}. Exclude the nodes that make and read them")
+        raise ModelError(f"{text}. Exclude the nodes that write and read them")
     warnings.warn(text, stacklevel=3)

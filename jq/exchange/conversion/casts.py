@@ -49,8 +49,8 @@ def with_casts(graph: Graph, format: Float, *, exclude: Collection[str] = (), sa
         codes = narrowed(name, graph.arrays[name], format, saturate)
         if format.saturates and not saturate and np.isinf(codes.astype(np.float32)).any():
             raise ModelError(
-                f"{name!r} holds infinite values, which are {format.largest:.6g} where {format.name} saturates. Exclude "
-                "the nodes that read it, saturate, or convert the model in the native form"
+                f"tensor {name!r} holds infinite values, which this form would clip to {format.largest:.6g}, the end of "
+                f"{format.name}. Exclude the nodes that read it, saturate, or convert the model in the native form"
             )
     return quantized_graph(graph, plan, opset=graph.opset())
 

@@ -24,7 +24,7 @@ def fix_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
     known: dict[str, int] = {}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise ConfigError(f"no input {name!r}.{suggest(name, inputs)} There are: {', '.join(inputs)}")
+            raise ConfigError(f"no input {name!r}.{suggest(name, inputs)} Available: {', '.join(inputs)}")
         given = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not all(isinstance(d, int) and not isinstance(d, bool) and 0 < d < _LARGEST for d in given):
             raise ConfigError(f"the shape of {name!r} is {given}; expected whole numbers above 0")
@@ -64,16 +64,16 @@ def nhwc_inputs(graph: Graph, names: Iterable[str] | None = None) -> Graph:
     chosen = [n for n, v in inputs.items() if v.shape is not None and len(v.shape) == 4] if names is None else [*names]
     if not chosen:
         shown = ", ".join(map(str, graph.inputs))
-        raise ConfigError(f"no input has 4 dims, as channels-last order needs; there are: {shown}")
+        raise ConfigError(f"channels-last order needs an input of 4 dims; the model has {shown}")
     taken, moved, transposes = set(graph.tensors), dict[str, str](), list[Node]()
     for name in chosen:
         if name not in inputs:
-            raise ConfigError(f"no input {name!r}.{suggest(name, inputs)} There are: {', '.join(inputs)}")
+            raise ConfigError(f"no input {name!r}.{suggest(name, inputs)} Available: {', '.join(inputs)}")
         shape = inputs[name].shape
         if shape is None or len(shape) < 3:
             raise ConfigError(f"input {inputs[name]} has no channels to move: expected 3 dims or more")
         if name in graph.output_names:
-            raise ModelError(f"{name!r} is an output as well as an input; its order cannot change for one of them")
+            raise ModelError(f"{name!r} is both an input and an output; its order cannot change for only one of them")
         rank = len(shape)
         inputs[name] = dataclasses.replace(inputs[name], shape=(shape[0], *shape[2:], shape[1]))
         moved[name] = fresh(f"{name}_nchw", taken)

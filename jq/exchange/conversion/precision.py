@@ -110,7 +110,7 @@ def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.
     array([1.00e+00, 6.55e+04], dtype=float16)
     >>> narrowed("w", np.float32([1, 1e6]), FLOAT16, saturate=False)
     Traceback (most recent call last):
-    jq.errors.ModelError: 1 of 2 values of 'w' are beyond float16: ...
+    jq.errors.ModelError: 1 of 2 values of 'w' exceed the range of float16: ...
     """
     with np.errstate(over="ignore"):
         narrow = array.astype(format.dtype)
@@ -118,12 +118,14 @@ def narrowed(name: str, array: np.ndarray, format: Float, saturate: bool) -> np.
     if beyond.any() and not saturate:
         largest = np.abs(array[beyond]).max()
         raise ModelError(
-            f"{beyond.sum()} of {array.size} values of {name!r} are beyond {format.name}: the largest magnitude is "
-            f"{largest:.6g}, the type ends at {format.largest:.6g}. Exclude the nodes that read it, or saturate"
+            f"{beyond.sum()} of {array.size} values of {name!r} exceed the range of {format.name}: the largest magnitude is "
+            f"{largest:.6g}, but the range ends at {format.largest:.6g}. Exclude the nodes that read it, or saturate"
         )
     if array.size and array.all() and not narrow.any():
         most = np.abs(array).max()
-        warnings.warn(f"{name!r}, of magnitude {most:.3g} and less, is zero in {format.name}", stacklevel=2)
+        warnings.warn(
+            f"all values of {name!r}, at most {most:.3g} in magnitude, become zero in {format.name}", stacklevel=2
+        )
     return np.where(beyond, np.copysign(format.dtype.type(format.largest), narrow), narrow).astype(format.dtype)
 
 
@@ -143,7 +145,7 @@ def check_patterns(graph: Graph, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         if not any(matches_any(n, [pattern]) for n in nodes):
             known = [*(n.label for n in nodes), *{n.op_type for n in nodes}]
-            raise ConfigError(f"exclude: {pattern!r} is the name or the operator of no node.{suggest(pattern, known)}")
+            raise ConfigError(f"exclude: {pattern!r} matches no node, by name or operator.{suggest(pattern, known)}")
 
 
 def matches_any(node: Node, patterns: Iterable[str]) -> bool:
@@ -175,7 +177,7 @@ def _retyped(
     work = _Retyping(sources, target, tuple(exclude), set(graph.tensors), {n.name for n in graph.walk()})
     retyped = work.graph(graph, {})
     if work.unknown:
-        raise UnsupportedOp(f"types of tensors must be known to change them: {'; '.join(work.unknown)}")
+        raise UnsupportedOp(f"tensors of unknown type cannot be converted: {'; '.join(work.unknown)}")
     arrays = dict(graph.arrays)
     arrays |= {work.kept(k, a.dtype): a for k, a in graph.arrays.items() if a.dtype in sources}
     retyped = remove_unused(retyped.with_arrays(arrays))
@@ -231,7 +233,7 @@ class _Retyping:
         """A node in the new type, where its operator allows it, and the Casts behind it."""
         for name in filter(None, node.outputs):
             if _dtype(types, name) is None:
-                self.unknown.append(f"node {node.label!r} ({node.qualified}) makes {name!r}, whose type is not known")
+                self.unknown.append(f"node {node.label!r} ({node.qualified}) writes {name!r}, whose type is not known")
         casts = [cast for o in node.outputs for cast in self.back(o, types)]
         if matches_any(node, self.exclude):
             return self.unchanged(node, types)

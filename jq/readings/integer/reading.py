@@ -282,7 +282,7 @@ def _number(value: Any) -> np.ndarray | None:
 
 
 def _no_subgraph(graph: Graph, inputs: Sequence[Any]) -> list[Any]:
-    raise ModelError("an integer rule evaluates no subgraph")
+    raise ModelError("an integer rule cannot evaluate a subgraph")
 
 
 def _in_order(rule: Op, arguments: list[Any], keywords: dict[str, Any]) -> Any:

@@ -70,7 +70,7 @@ def _fix_neuron(node: Node, taken: set[str], arrays: dict[str, np.ndarray]) -> S
     bits, position = node.attrs.get("bit_width", 8), node.attrs.get("pos", 0)
     grid = next((f for f in INTEGERS.values() if f.signed and f.bits == bits), None)
     if grid is None or abs(position) > 126:
-        raise ModelError(f"node {node.label!r} (FixNeuron): no integers of {bits} bits at position {position}")
+        raise ModelError(f"node {node.label!r} (FixNeuron): bit_width {bits} with pos {position} is not supported")
     codes, scale, zero = (fresh(f"{node.outputs[0]}_{part}", taken) for part in ("codes", "scale", "zero_point"))
     arrays[scale], arrays[zero] = np.array(2.0**-position, np.float32), np.zeros((), grid.dtype)
     return (
@@ -106,19 +106,19 @@ def _check(graph: Graph, node: Node) -> None:
         if array is None:
             continue
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.kind != "V":
-            raise ModelError(f"{where} is of type {array.dtype}; it must be a float")
+            raise ModelError(f"{where} is of type {array.dtype}; expected a float")
         values = array.astype(np.float32)
         if not values.size:
             raise ModelError(f"{where} has no values")
         if (wrong := values[~(np.isfinite(values) & (values > 0))]).size:
             raise ModelError(f"{where} is {wrong[0]:g}; it must be positive and finite")
         if zeros is not None and zeros.size not in (1, values.size):
-            raise ModelError(f"{where} has {values.size} values, and its zero point {zeros.size}")
+            raise ModelError(f"{where} has {values.size} values, but its zero point has {zeros.size}")
         held = graph.arrays.get(codes)
         if held is None or node.op_type == "QuantizeLinear":
             continue
         if zeros is not None and zeros.dtype != held.dtype:
-            raise ModelError(f"{where}: its zero point is {zeros.dtype}, and its integers are {held.dtype}")
+            raise ModelError(f"{where}: its zero point is {zeros.dtype}, but its integers are {held.dtype}")
         channels = held.shape[node.attrs.get("axis", 1)] if _has_axis(node, held) else values.size
         if node.op_type == "DequantizeLinear" and values.size not in (1, channels) and values.ndim == 1:
             raise ModelError(f"{where} has {values.size} values for {channels} channels")
@@ -142,8 +142,8 @@ def _refuse_scales(graph: Graph) -> None:
         wrong = [float(s) for s in scale.reshape(-1) if not (np.isfinite(s) and s > 0 and is_power_of_two(exact(s)))]
         if wrong and not products:
             raise ModelError(
-                f"a target that shifts needs scales that are powers of two; tensor {node.inputs[0]!r} has {wrong[0]:g}, "
-                "which is no power of two; quantize with an XINT8 preset, or take target='ort', 'aie2_x1' or 'aie2_even'"
+                f"a target that shifts needs scales that are powers of two; the scale of tensor {node.inputs[0]!r} is "
+                f"{wrong[0]:g}; quantize with an XINT8 preset, or use target='ort', 'aie2_x1' or 'aie2_even'"
             )
 
 
@@ -221,7 +221,7 @@ def _between(graph: Graph, node: Node, parts: Parts, taken: set[str], arrays: di
         x_scale, w_scale = (graph.arrays.get(t[1]) for t in triples)
         if x_scale is None or w_scale is None or x_scale.size != 1:
             raise ModelError(
-                f"node {node.label!r} ({node.qualified}) has a bias: its operands need constant scales, the first one"
+                f"node {node.label!r} ({node.qualified}) has a bias: its operands need constant scales, the first a single one"
             )
         scale = fresh(f"{bias}_{node.outputs[0]}_scale", taken)
         arrays[scale] = np.asarray(x_scale.reshape(()) * w_scale, np.float32)

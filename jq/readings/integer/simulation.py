@@ -149,7 +149,7 @@ class _Dump:
         if folder is None:
             yield cls(None, chip)
             return
-        with files.new_folder(folder, _is_dump, "exists and is no earlier dump") as draft:
+        with files.new_folder(folder, _is_dump, "exists and is not an earlier dump") as draft:
             dump = cls(draft, chip)
             yield dump
             with files.writing(draft):

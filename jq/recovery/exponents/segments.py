@@ -65,7 +65,7 @@ def blocks_of(
     read = Stream.of(open_source(data, graph.inputs, seed=config.seed), 1, fn)
     samples = [{k: v[0] for k, v in batch.inputs.items()} for batch in read.alike("a search")]
     if (count := len(samples)) < apart:
-        raise DataError(f"{count} samples: a search needs {apart} or more, of which every {apart}th is held back")
+        raise DataError(f"a search needs {apart} samples or more, because every {apart}th is held back; got {count}")
 
     def floats(params: Mapping[str, Any], sample: Sample, _: Array) -> dict[str, Array]:
         return {k: v for k, v in fn(params, sample).items() if jnp.issubdtype(v.dtype, jnp.floating)}

@@ -70,7 +70,7 @@ def test_another_opset_computes_the_same(name: str, opset: int) -> None:
     [
         ({"to": "fp17"}, "to needs one of fp32, fp16, bf16; got 'fp17'. Did you mean"),
         ({"to": "fp16", "form": "casts"}, "form needs one of .*got 'casts'. Did you mean 'cast'"),
-        ({"dequantize": True, "uint8_activations": True}, "take one of the two"),
+        ({"dequantize": True, "uint8_activations": True}, "use one of the two"),
         ({"to": "fp32", "saturate": True}, "only to conversions to fp16 and bf16"),
         ({"keep_io": False}, "only to conversions to fp16 and bf16"),
         ({"opset": 99}, "opset 99"),
@@ -96,7 +96,7 @@ def test_activations_beyond_the_type_are_named_with_data() -> None:
     model = build(nodes, {"k": np.float32(1e4), "j": np.float32(1e-4)}, x=("N", 3))
     data = np.float32([[1, 2, 3], [4, -7, 6]])
     with pytest.raises(
-        jq.ModelError, match="1 activations are beyond float16, which ends at 65504: 'big' reaches 70000"
+        jq.ModelError, match="1 activations exceed the range of float16, which ends at 65504: 'big' reaches 70000"
     ):
         jq.convert(model, to="fp16", data=data)
     with pytest.warns(UserWarning, match="'big' reaches 70000"):

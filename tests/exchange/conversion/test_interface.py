@@ -115,11 +115,11 @@ def test_only_images_or_what_is_named_is_moved() -> None:
 
 
 def test_nothing_to_move() -> None:
-    with pytest.raises(jq.ConfigError, match="no input has 4 dims"):
+    with pytest.raises(jq.ConfigError, match="needs an input of 4 dims"):
         jq.convert(build([node("Relu", ["x"], ["y"])], x=(2, 3)), nhwc=True)
     same = build([node("Relu", ["x"], ["y"])])
     same.graph.output.append(same.graph.input[0])
-    with pytest.raises(jq.ModelError, match="'x' is an output as well as an input"):
+    with pytest.raises(jq.ModelError, match="'x' is both an input and an output"):
         jq.convert(same, nhwc=True)
 
 

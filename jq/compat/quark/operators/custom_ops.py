@@ -15,6 +15,6 @@ def get_library_path(device: str = "CPU") -> NoReturn:
     jq.errors.ConfigError: jq has no library of operators for 'CPU'...
     """
     raise ConfigError(
-        f"jq has no library of operators for {device!r}, and onnxruntime runs the models that jq writes without one; "
+        f"jq has no library of operators for {device!r}; onnxruntime runs the models that jq writes without one: "
         "leave out register_custom_ops_library"
     )

@@ -37,7 +37,7 @@ class ModelQuantizer:
 
     def __init__(self, config: Config | QConfig) -> None:
         if not isinstance(config, (Config, QConfig)):
-            raise ConfigError(f"expected a Config or a QConfig, not {type(config).__name__!r}")
+            raise ConfigError(f"expected a Config or a QConfig; got {type(config).__name__!r}")
         self.config = config
 
     def quantize_model(
@@ -53,7 +53,9 @@ class ModelQuantizer:
         The data are a reader, or a path, as `jq.quantize` takes them.
         """
         if calibration_data_reader is not None and calibration_data_path is not None:
-            raise ConfigError("calibration_data_reader and calibration_data_path exclude each other; give one of them")
+            raise ConfigError(
+                "calibration_data_reader and calibration_data_path are mutually exclusive; give one of them"
+            )
         graph = load(model_input)
         given = self.config.algo_config if isinstance(self.config, QConfig) else algorithms or ()
         mixing = [a for a in given if isinstance(a, AutoMixprecisionConfig)]

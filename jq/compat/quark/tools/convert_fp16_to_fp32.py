@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--subgraphs_to_include", nargs="*", help="refused: the whole model is converted")
     args = parsed(parser, argv)
     if args.subgraphs_to_include:
-        raise ConfigError("--subgraphs_to_include cannot be had: jq converts the whole model")
+        raise ConfigError("--subgraphs_to_include is not supported: jq converts the whole model")
     convert(args.input, args.output, to="fp32")
     written(args)
 

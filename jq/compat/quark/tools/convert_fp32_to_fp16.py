@@ -14,10 +14,10 @@ from jq.exchange.conversion import convert
 def main(argv: Sequence[str] | None = None) -> None:
     """Convert the model that the arguments name."""
     parser = parser_of("convert_fp32_to_fp16")
-    parser.add_argument("--keep_io_types", action="store_true", help="inputs and outputs stay float32")
+    parser.add_argument("--keep_io_types", action="store_true", help="keep inputs and outputs in float32")
     parser.add_argument("--save_as_external_data", action="store_true")
     for option in ("--disable_shape_infer", "--all_tensors_to_one_file", "--not_simplify"):
-        parser.add_argument(option, action="store_true", help="accepted; the result does not depend on it")
+        parser.add_argument(option, action="store_true", help="accepted, without effect on the result")
     args = parsed(parser, argv)
     convert(args.input, args.output, to="fp16", form="native", keep_io=args.keep_io_types)
     written(args)

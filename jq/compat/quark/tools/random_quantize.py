@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Quantize the model that the arguments name."""
     parser = parser_of("random_quantize")
     parser.add_argument("--config", default="XINT8")
-    parser.add_argument("--exclude_nodes", default="", help="names, with ; between them")
+    parser.add_argument("--exclude_nodes", default="", help="names, separated by ;")
     parser.add_argument("--exclude_subgraphs", default="", help="[first nodes], [last nodes]; ...")
     parser.add_argument("--save_as_external_data", action="store_true")
     args = parsed(parser, argv)

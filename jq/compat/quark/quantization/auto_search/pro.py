@@ -200,7 +200,9 @@ def _best(configs: list[Options], trials: Trials, journal: Journal, folder: Path
         except Error as error:
             journal.note(f"{name} {index}: not tried: {error}")
     if not losses:
-        raise ConfigError(f"none of {len(configs)} configs can be had; {folder / 'auto_search.log'} says why")
+        raise ConfigError(
+            f"none of the {len(configs)} configs is supported; {folder / 'auto_search.log'} gives the reasons"
+        )
     journal.ranking(losses, trials.shown)
     return configs[min(losses, key=lambda index: (losses[index], index))]
 

@@ -93,7 +93,7 @@ class AutoSearch:
         self.calibration_data = calibration_data_path if calibration_data_reader is None else calibration_data_reader
         self.eval_dataloader = eval_dataloader
         if self._asked("advanced_fastft_search"):
-            raise ConfigError("advanced_fastft_search cannot be had; take two_stage_search with lists of values")
+            raise ConfigError("advanced_fastft_search is not supported; use two_stage_search with lists of values")
         check_choice("search_algo", self._asked("search_algo"), ("grid_search", "random"))
         self.all_configs = self.build_all_configs(self._asked("search_space"))
         self.candidates: list[Options] = []
@@ -184,7 +184,7 @@ class AutoSearch:
     def _best(self, configs: Sequence[Options], trials: Trials, journal: Journal, folder: Path) -> int:
         losses = dict(self._losses(configs, trials, journal, folder))
         if not losses:
-            raise ConfigError(f"none of {len(configs)} configs can be had; auto_search.log says why")
+            raise ConfigError(f"none of the {len(configs)} configs is supported; auto_search.log gives the reasons")
         return min(losses, key=lambda index: (losses[index], index))
 
 

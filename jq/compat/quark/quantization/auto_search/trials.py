@@ -151,6 +151,6 @@ class Journal:
 
     def ranking(self, losses: Mapping[int, float], shown: Callable[[float], float]) -> None:
         """Add the configs, the best first."""
-        self.note("configs, the best first:")
+        self.note("configs, best first:")
         for index, loss in sorted(losses.items(), key=lambda pair: (pair[1], pair[0])):
             self.note(f"config {index}: {shown(loss):.6g}")

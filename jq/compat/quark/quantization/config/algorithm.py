@@ -188,5 +188,5 @@ def from_dict(options: Mapping[str, Any]) -> AlgoConfig:
     known = {kind.name: kind for base in (AlgoConfig, FinetuneConfig) for kind in base.__subclasses__() if kind.name}
     name = options.get("name")
     if name not in known:
-        raise ConfigError(f"no algorithm {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
+        raise ConfigError(f"no algorithm {name!r}.{suggest(str(name), known)} Available: {', '.join(known)}")
     return known[name](**{k: v for k, v in options.items() if k != "name"})

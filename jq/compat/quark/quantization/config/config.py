@@ -152,7 +152,7 @@ class QConfig(Fields):
         excluded = options.get("exclude", [])
         if isinstance(excluded, Mapping):
             if other := excluded.keys() - {"node_names"}:
-                raise ConfigError(f"exclude has node_names; got {', '.join(sorted(other))} too")
+                raise ConfigError(f"exclude takes node_names only; got also {', '.join(sorted(other))}")
             excluded = list(excluded.get("node_names", []))
         fields = dict(options) | {
             "exclude": excluded,

@@ -195,7 +195,7 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     known = get_default_config_mapping()
     name = str(config_name).removesuffix("_CONFIG")
     if name not in known:
-        raise ConfigError(f"no config {config_name!r}.{suggest(name.upper(), known)} There are: {', '.join(known)}")
+        raise ConfigError(f"no config {config_name!r}.{suggest(name.upper(), known)} Available: {', '.join(known)}")
     return known[name]
 
 

@@ -60,7 +60,7 @@ def choice_of(value: Any) -> Any:
         return value
     known = _CHOICES[kind].__members__
     if name not in known:
-        raise ConfigError(f"no {value!r}.{suggest(name, known)} There are: {', '.join(known)}")
+        raise ConfigError(f"unknown value {value!r}.{suggest(name, known)} Available: {', '.join(known)}")
     return known[name]
 
 
@@ -87,17 +87,17 @@ class QTensorConfig(Fields):
             specs = {k: v for k, v in globals().items() if k.endswith("Spec") and not k.startswith("_")}
             if options["spec"] not in specs or len(options) > 1:
                 near = suggest(str(options["spec"]), specs)
-                raise ConfigError(f"spec needs one of {', '.join(specs)}, alone; got {dict(options)}.{near}")
+                raise ConfigError(f"spec needs exactly one of {', '.join(specs)}; got {dict(options)}.{near}")
             return specs[options["spec"]]()
         name = str(options.get("data_type"))
         if name not in DataType.__members__:
             known = DataType.__members__
-            raise ConfigError(f"no data_type {name!r}.{suggest(str(name), known)} There are: {', '.join(known)}")
+            raise ConfigError(f"no data_type {name!r}.{suggest(str(name), known)} Available: {', '.join(known)}")
         fields = {k: choice_of(v) for k, v in options.items()} | {"data_type": DataType[name]}
         try:
             return QTensorConfig(**fields)
         except TypeError as error:  # of fields that are not there
-            raise ConfigError(f"a spec of {', '.join(options)}: {error}") from error
+            raise ConfigError(f"spec {', '.join(options)}: {error}") from error
 
     def set_symmetric(self, symmetric: bool) -> None:
         """Set whether zero is in the middle of the codes."""
