@@ -25,18 +25,13 @@ SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p
 
 # Tests that need a newer onnxruntime than the oldest that pyproject.toml claims: version, beginning of the id, reason.
 NEWER_RUNTIME = [line.split("\t") for line in Path(__file__).with_name("newer_runtime.tsv").read_text().splitlines()]
-# The longest tests, of which others that are quick cover a part: the beginning of the id, and seconds on one core.
-SLOW = [line.split("\t")[0] for line in Path(__file__).with_name("slow.tsv").read_text().splitlines()]
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is looked at
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark the longest tests as slow, and skip those of what the installed onnxruntime lacks."""
+    """Skip the tests of what the installed onnxruntime lacks."""
     here = [int(part) for part in ort.__version__.split(".")[:2]]
     lacking = {test: reason for needs, test, reason in NEWER_RUNTIME if here < [int(part) for part in needs.split(".")]}
     for item in items:
-        if item.nodeid.startswith(tuple(SLOW)):
-            item.add_marker(pytest.mark.slow)
         for test, reason in lacking.items():
             if item.nodeid.startswith(test):
                 item.add_marker(pytest.mark.skip(reason=reason))

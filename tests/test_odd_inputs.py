@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import jq
 from jq.cli import main
 from jq.errors import ConfigError, DataError, Error, ModelError, UnsupportedOp
 from tests.passes.models import batchnorm, build, node, normal, statistics
+from tests.sampling import sampled
 
 # ruff: noqa: PT017  an error and a right result are both good in some places
 
@@ -794,19 +796,23 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, 2))
 def test_models_that_are_odd(name: str) -> None:
     works(MODELS[name]())
 
 
-@pytest.mark.parametrize("config", ["A8W8", "BF16", "UINT8_DYNAMIC_QUANT"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    ("name", "config"), sampled(itertools.product(OTHERS, ["A8W8", "BF16", "UINT8_DYNAMIC_QUANT"]), 4)
+)
 def test_models_that_are_odd_in_other_formats(name: str, config: str) -> None:
     works(MODELS[name](), config=config)
 
 
 @pytest.mark.parametrize(
-    "name", ["constant by shape", "scalar output", "Gemm, scalar C", "Pad with 3.3", "Where", "Conv1d", "names of ours"]
+    "name",
+    sampled(
+        ["constant by shape", "scalar output", "Gemm, scalar C", "Pad with 3.3", "Where", "Conv1d", "names of ours"], 3
+    ),
 )
 def test_scalars_have_no_blocks(name: str) -> None:
     result = works(MODELS[name](), config="BFP16", runs=False)  # its operators are AMD's own

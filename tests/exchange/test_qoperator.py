@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from jq.graph.write import to_model
 from jq.readings.tracing import trace
 from tests.conftest import SHARED, onnxruntime_outputs
 from tests.passes.models import node, ops
+from tests.sampling import sampled
 
 MS = "com.microsoft"
 U8, S8, U16 = np.uint8, np.int8, np.uint16
@@ -692,8 +694,7 @@ def step_of(model: onnx.ModelProto, output: str) -> float:
     return float(arrays[maker.input[1]].item()) if maker.op_type == "DequantizeLinear" else 0.0
 
 
-@pytest.mark.parametrize("preset", EXPECTED)
-@pytest.mark.parametrize("name", jq.zoo.models())
+@pytest.mark.parametrize(("name", "preset"), sampled(itertools.product(jq.zoo.models(), EXPECTED), 3))
 def test_bundled_models(name: str, preset: str, tmp_path: Path) -> None:
     images = jq.zoo.calibration_set()[0]
     graph = jq.prepare(jq.load(jq.zoo.path(name)), preset)

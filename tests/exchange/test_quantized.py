@@ -177,8 +177,8 @@ def test_other_formats_and_opsets_give_the_same_plan_and_come_back_to_the_byte(n
         ("fashion_resnet", "U8U8_AAWA", 1),
         ("fashion_resnet", "A16W8", 4),  # float32 sums of 16-bit products depend on their order by themselves
         ("fashion_resnet", "BF16", 0.05),
-        ("fashion_resnet", "FP16", 0.05),
-        ("fashion_resnet", "BFP16", None),
+        pytest.param("fashion_resnet", "FP16", 0.05, marks=pytest.mark.slow),
+        pytest.param("fashion_resnet", "BFP16", None, marks=pytest.mark.slow),
         ("fashion_resnet", "MXINT8", None),
         ("fashion_mobilenet", "UINT8_DYNAMIC_QUANT", 0.3),  # a code that differs may move the next scale
     ],

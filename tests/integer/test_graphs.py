@@ -38,7 +38,7 @@ from tests.integer.oracle import (
 
 SOAK = int(os.environ.get("JQ_SOAK", 0))
 EVERY = settings(
-    max_examples=SOAK or 24,
+    max_examples=SOAK or 10,
     derandomize=not SOAK,
     deadline=None,
     database=None,

@@ -12,6 +12,7 @@ import pytest
 import jq
 from jq.arithmetic.formats import INT8
 from jq.arithmetic.numerics import power_of_two
+from tests.sampling import sampled
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def images():
     return jq.zoo.calibration_set()[0]
 
 
-@pytest.fixture(scope="module", params=jq.zoo.models())
+@pytest.fixture(scope="module", params=sampled(jq.zoo.models(), 2))
 def result(request, images):
     return jq.quantize(jq.zoo.path(request.param), images[:32])
 

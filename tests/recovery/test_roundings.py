@@ -17,6 +17,7 @@ from jq.recovery.feedback import GPFQ, GPTQ
 from jq.recovery.flexround import FlexRound
 from jq.recovery.quadratic_form import Form
 from jq.recovery.rounding import compiled, nearest
+from tests.sampling import sampled
 
 ROUNDINGS = [GPTQ(), GPFQ(), FlexRound(), CoordinateDescent()]
 W4A4 = jq.presets["W4A4"]
@@ -142,7 +143,7 @@ class TestLowBits:
         )
         assert tuned > plain + 1, (plain, tuned)
 
-    @pytest.mark.parametrize("stage", ["descent", "block"])
+    @pytest.mark.parametrize("stage", sampled(["descent", "block"], 2))
     def test_constraints_hold_with_tuned_exponents(self, stage, images):
         config = jq.presets["XINT8"].replace(finetune=stage, tune_weight_exponents=True, finetune_steps=8)
         result = jq.quantize(jq.zoo.path("fashion_resnet"), images, config)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 
 import jq
 from jq.cli import main
+from jq.recovery.held_back import HeldBack
 from jq.research import Experiment, Results, Subject, ablate, grid, work_of
 from jq.research.ablation import _digest
 from tests.conftest import onnxruntime_outputs
@@ -33,6 +35,14 @@ def subject(**changes) -> Subject:
 def experiment(seeds=(0, 3), **options) -> Experiment:
     options = options or {"finetune": [None, "adaround", "adaround+block"], "finetune_rate": [0.03, 0.1]}
     return Experiment(subjects={"small": subject()}, configs=grid(BASE, finetune_steps=[8], **options), seeds=seeds)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def blocks_are_kept() -> Iterator[None]:
+    """What blocks learn, which depends on the seed: on this little data it would be undone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldBack, "is_no_worse", lambda *_: True)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +74,7 @@ class TestNumbers:
             assert row["same_as_seed"] is None or row["added_seconds"] == 0
         digests = {(r["config"], r["seed"]): r["digest"] for r in found.rows}
         for config in experiment().configs:
-            assert digests[config, 0] == digests[config, 3] or "block" in config
-        drawn = [c for c in experiment().configs if "block" in c]  # where samples held back undid none of both
-        assert any(digests[c, 0] != digests[c, 3] for c in drawn)
+            assert (digests[config, 0] == digests[config, 3]) == ("block" not in config)
 
     def test_random_data_hang_on_the_seed(self):
         wanted = dataclasses.replace(experiment(finetune=[None]), subjects={"small": subject(data=None)})
