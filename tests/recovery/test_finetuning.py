@@ -347,7 +347,7 @@ class TestOwn:
 
     @pytest.mark.parametrize(("both", "last"), [("adaround+bias", "bias"), ("bias+adaround", "adaround")])
     def test_a_later_stage_of_layers_loses_the_first_and_says_so(self, both: str, last: str) -> None:
-        with pytest.warns(UserWarning, match=f"'{last}' rounds the float weights anew"):
+        with pytest.warns(UserWarning, match=f"'{last}' rounds the float weights again"):
             made = jq.quantize(small(), IMAGES, XINT8.replace(finetune=both, finetune_steps=60))
         alone = jq.quantize(small(), IMAGES, XINT8.replace(finetune=last, finetune_steps=60))
         codes = [{i.name: i.raw_data for i in m.model.graph.initializer if len(i.dims) > 1} for m in (made, alone)]

@@ -110,8 +110,8 @@ def walked(graph, plan, kind, feeds, chunks=2):
     made: list[list[np.ndarray]] = []
     split = {k: np.array_split(a[:, None], chunks) for k, a in feeds.items()}
     store = Spy(split, [np.ones(len(c), bool) for c in next(iter(split.values()))])
-    made = walk(graph, graph.params, plan, parts, store, lambda site: (site, 0.0, 0.0))
-    params, after = made.params, made.plan
+    ended = walk(graph, graph.params, plan, parts, store, lambda site: (site, 0.0, 0.0))
+    params, after = ended.params, ended.plan
     assert {k: np.asarray(a).tobytes() for k, a in params.items()} == {k: a.tobytes() for k, a in graph.params.items()}
     assert list(after) == list(plan)
     kept = iter(made)

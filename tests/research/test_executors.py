@@ -140,7 +140,7 @@ class TestAblation:
         ablate(dataclasses.replace(drawing, seeds=(3,)), path, executor=processes)
         assert len(work_of(drawing, path).done) == 3
         there = ablate(drawing, path, executor=processes).rows
-        assert len(here) == len({r["digest"] for r in here}) == 6  # a seed draws other samples
+        assert len(here) == 6 and len({(r["config"], r["digest"]) for r in here}) == 6  # a seed draws other samples
         assert unlike(here, there) == []
 
     def test_runs_whose_worker_dies_are_done_again(self, processes, tmp_path):
