@@ -159,8 +159,8 @@ def walk(
         if freed > _FREED:
             trim()
             freed = 0
-    ends = [{t: kept[t] for t in graph.output_names if t in kept} for kept in (floats, codes)]
-    return Walked(params, plan, *ends, valid)
+    made, rounded = ({t: kept[t] for t in graph.output_names if t in kept} for kept in (floats, codes))
+    return Walked(params, plan, made, rounded, valid)
 
 
 @contextlib.contextmanager
