@@ -22,8 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, all_versions, bundled, fresh, machine, read_entry, score, setup, write_data
+from experiments.common import (
+    RESULTS,
+    all_versions,
+    bundled,
+    command,
+    fresh,
+    machine,
+    read_entry,
+    score,
+    setup,
+    write_data,
+)
 
 VARIANTS = (
     "none", "cle", "bc", "cle+bc", "bias", "adaround", "adaquant", "block", "network", "cle+bias", "cle+adaround",
@@ -111,7 +120,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     os.sched_setaffinity(0, cores)
     common = {"threads": len(cores), **fresh(all_versions)}
-    common |= {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
+    common |= {"machine": machine(), "command": command()}
     for path, prep, offset in models:
         rows = measure(args, cores, path, prep, offset)
         with args.out.open("a") as file:

@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, all_versions, fresh, machine
+from experiments.common import RESULTS, all_versions, command, fresh, machine
 
 OUT = RESULTS / "ablate.jsonl"
 NUMBERS = ("samples", "sqnr", "float_top1", "top1", "agreement", "kl", "digest")
@@ -199,7 +197,7 @@ def main() -> None:
         return
     found = report(args) if args.kind == "report" else {"rows": fresh(stacked, cores, 4)}
     line = {"bench": "ablate", "kind": args.kind, "threads": len(cores), **fresh(all_versions), "machine": machine()}
-    line |= {"command": shlex.join(["python", *sys.argv]), **found}
+    line |= {"command": command(), **found}
     print(json.dumps(found, indent=2))
     append(args.out, [line])
 

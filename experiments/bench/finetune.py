@@ -40,7 +40,6 @@ import functools
 import json
 import math
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -55,6 +54,7 @@ from experiments.common import (
     RESULTS,
     all_versions,
     bundled,
+    command,
     elapsed,
     fresh,
     machine,
@@ -284,9 +284,9 @@ def has_torch(python: str) -> bool:
 
 def torch_seconds(layer: Layer, args: argparse.Namespace, cores: Sequence[int], folder: str) -> dict[str, Any]:
     numbers = (len(cores), args.steps, args.batch, args.rounds, layer.groups)
-    command = [args.torch_python, "-c", TORCH_SCRIPT, folder, *map(str, numbers)]
+    torch = [args.torch_python, "-c", TORCH_SCRIPT, folder, *map(str, numbers)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(torch, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"torch failed:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout)
@@ -447,7 +447,7 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     os.sched_setaffinity(0, cores)
     found, line = args.run(args, cores), {"bench": "finetune", "kind": args.kind, "threads": len(cores)}
-    line |= {**fresh(all_versions), "machine": machine(), "command": shlex.join(["python", *sys.argv]), **found}
+    line |= {**fresh(all_versions), "machine": machine(), "command": command(), **found}
     with args.out.open("a") as file:
         file.write(json.dumps(line) + "\n")
 

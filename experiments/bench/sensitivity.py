@@ -22,8 +22,6 @@ import argparse
 import json
 import math
 import os
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, bundled, fresh, read_images, setup, versions
+from experiments.common import RESULTS, bundled, command, fresh, read_images, setup, versions
 
 TOP = 10
 
@@ -174,9 +172,9 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))[: args.threads]
     os.sched_setaffinity(0, cores)
     models = [entry.rpartition(":")[::2] for entry in args.models] or [(path, "") for path in fresh(bundled)]
-    command = shlex.join(["python", *sys.argv])
     for path, prep in models:
-        row = {"bench": "sensitivity", **measure(args, cores, path, prep), "threads": len(cores), "command": command}
+        row = {"bench": "sensitivity", **measure(args, cores, path, prep), "threads": len(cores)}
+        row["command"] = command()
         with args.out.open("a") as file:
             file.write(json.dumps(row | {"versions": fresh(versions)}) + "\n")
 
