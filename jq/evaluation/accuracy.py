@@ -100,8 +100,8 @@ def classify(scores: Mapping[str, Scores], labels: Labels, *, seed: int = 0) -> 
         if len(one.values) != len(other.values) or one.names != other.names:
             pairs = zip(one.names or (), other.names or (), strict=False)
             unlike = next((f"{mine!r} and {theirs!r}" for mine, theirs in pairs if mine != theirs), None)
-            found = unlike or f"{len(one.values)} and {len(other.values)} of them"
-            raise DataError(f"the two models were run on different samples, {found}; use the same data for both")
+            where = unlike or f"{len(one.values)} and {len(other.values)} of them"
+            raise DataError(f"the two models were run on different samples, {where}; use the same data for both")
         if one.values.shape == other.values.shape:
             wanted = labels.of(len(one.values), one.names)
             beside[name] = paired([one.values], [other.values], wanted, seed=seed)
