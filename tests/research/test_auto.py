@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -317,6 +319,31 @@ def test_islands_are_put_where_they_cost_least(chip: str, wide: Any, widened: st
     climb = Climb(Limits(chip, 1.15, 1, wide), calibrated, calibrated, best=tried[0], tried=tried)
     with pytest.raises(BaseError, match=widened):
         next(r for r in RUNGS if r.name == "islands").config(climb)
+
+
+@pytest.mark.parametrize(
+    ("regions", "mends", "config", "guard"),
+    [(1, 1, "A8W8", 24.0), (3, 1, "A8W8", None), (1, 0, "A8W8", None), (1, 1, "XINT8", None)],
+)
+def test_a_guard_as_strict_as_the_limits_allow(
+    regions: int, mends: int, config: str, guard: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it mended something, and scales are floats: each 3 dB cost a tenth here, and the limit is 1.2 times."""
+
+    def calibrated(config: jq.QuantConfig) -> Any:
+        assert config.guard is not None
+        made = SimpleNamespace(plan=config.guard, mends=range(mends * int(config.guard)))
+        return SimpleNamespace(graph=None, guarded=made)
+
+    module = sys.modules["jq.research.rungs"]
+    monkeypatch.setattr(module, "work", lambda _, guard: (1 + (guard - 18) / 30, 1.0))
+    monkeypatch.setattr(module, "apart", lambda *_: frozenset())
+    monkeypatch.setattr(module, "islands", lambda *_: [frozenset()] * regions)
+    tried = (candidate("plain", 1.0, 0.1, config, count=1),)
+    climb = Climb(Limits("stx", 1.2, 1, None), calibrated, calibrated, best=tried[0], tried=tried)
+    made = next(r for r in RUNGS if r.name == "stricter guard").config(climb)
+    assert (made and made.guard) == guard
+    assert made is None or not candidate("strict", 1.2, 0.05, made).is_plain
 
 
 def test_what_equalization_does_to_one_format_is_known_of_the_next() -> None:
