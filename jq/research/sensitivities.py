@@ -238,8 +238,8 @@ def group_losses(
 
     The graph is in the forms of the plan, see `jq.readings.fake.as_planned`.
     """
-    at_once = samples_at_once(graph)
-    most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
+    at_once = samples_at_once(graph, source.head)
+    most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph, source.head)))
     stream, names = streamed(graph, source, at_once, mesh), list(named)
     network, parts = WalkedNetwork(graph, params, plan, measure), range(0, len(names), most)
     # The last lane is the other end: all quantized, or in `all_but_one` the float network.

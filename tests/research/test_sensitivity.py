@@ -14,6 +14,7 @@ from scipy.stats import spearmanr
 import jq
 from jq import research
 from jq.research.lanes import Lanes
+from jq.research.streaming import sample_bytes
 from tests.conftest import onnxruntime_outputs
 
 
@@ -172,3 +173,18 @@ def test_a_weight_that_a_node_turns_has_its_lane():
     y = Lanes(graph, (frozenset({"w"}),))(graph.params, plan, {"x": x}, {})["y"]
     expected = np.stack([x @ w.T, x @ (np.round(w / 0.5) * 0.5).T])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_free_dims_have_the_sizes_of_the_data():
+    """Else a walk of a detector with free height and width takes all groups at once, and the memory with them."""
+    value, helper = onnx.helper.make_tensor_value_info, onnx.helper
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"])]
+    w = onnx.numpy_helper.from_array(np.ones((8, 3, 1, 1), np.float32), "w")
+    sizes = []
+    for dims in (["N", 3, "H", "W"], ["N", 3, 20, 30]):
+        ends = [value("x", onnx.TensorProto.FLOAT, dims)], [value("y", onnx.TensorProto.FLOAT, None)]
+        graph = jq.load(
+            helper.make_model(helper.make_graph(nodes, "conv", *ends, [w]), opset_imports=[helper.make_opsetid("", 17)])
+        )
+        sizes.append(sample_bytes(graph, {"x": np.zeros((1, 3, 20, 30), np.float32)}))
+    assert sizes == [4 * 8 * 20 * 30] * 2

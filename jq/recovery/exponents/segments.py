@@ -116,7 +116,7 @@ class Segments:
     def of(cls, graph: Graph, params: Mapping[str, Any], plan: Plan, loss: Loss, sample: Sample) -> Segments:
         """The segments of a graph in the forms that a plan wants, for samples like this one."""
         graph = as_planned(graph, plan)
-        sizes = _sizes(graph, sample)
+        sizes = sizes_of(graph, sample)
         shifted = frozenset(t for t in plan if is_shift(plan[t]))
         starts = [*_starts(graph, sizes), (len(graph.nodes), tuple(graph.output_names))]
         parts, first = [], dict.fromkeys((v.name for v in graph.inputs), 0)
@@ -262,7 +262,7 @@ def _starts(graph: Graph, sizes: Mapping[str, int]) -> list[tuple[int, tuple[str
     return starts
 
 
-def _sizes(graph: Graph, sample: Sample) -> dict[str, int]:
+def sizes_of(graph: Graph, sample: Sample) -> dict[str, int]:
     """Bytes of every tensor of a sample."""
     fn = trace(graph, taps=[o for n in graph.nodes for o in n.outputs if o])
     seen = jax.eval_shape(lambda params, inputs: fn(params, inputs)[1], dict(graph.params), dict(sample))
