@@ -31,7 +31,7 @@ By = Literal["tensor", "layer"]
 Mode = Literal["alone", "all_but_one"]
 Kind = Literal["activations", "weights", "both"]
 
-_LANES_BYTES = 1 << 30  # of the largest tensor in all lanes; more groups take several walks
+_LANES_BYTES = 1 << 29  # of the largest tensor in all lanes, of which several live at once; more take several walks
 _LEAST = 8  # lanes of a walk
 
 
