@@ -75,8 +75,8 @@ def cases() -> Iterator[Any]:
     """Each preset on each network; most on one of them, and few block formats, unless slow tests run."""
     for name, config in presets.items():
         for number, model in enumerate(jq.zoo.models()):
-            few = name in ("BFP16", "MX6", "MXINT8") if isinstance(config.activation, Block) else True
-            slow = not few or (number > 0 and name not in ("XINT8", "A8W8"))
+            long = isinstance(config.activation, Block) and name not in ("BFP16", "MX6", "MXINT8")
+            slow = long or (number > 0 and name not in ("XINT8", "A8W8"))
             if config.finetune is None or name.endswith("ACCURATE"):
                 yield pytest.param(name, model, marks=[pytest.mark.slow] * slow)
 
