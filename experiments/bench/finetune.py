@@ -183,6 +183,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
     import jax
 
     import jq
+    from jq.data.sources import open_source
     from jq.data.stream import concurrently
     from jq.ops.linear import linear_layer
     from jq.recovery.adaround import AdaRound
@@ -203,7 +204,7 @@ def ours(cores: Sequence[int], layer: Layer, args: argparse.Namespace, folder: s
         scale=plan["w"].scale, qmin=plan["w"].grid.qmin, qmax=plan["w"].grid.qmax,
     )  # fmt: skip
     np.savez(f"{folder}/nearest.npz", w=np.asarray(plan["w"].fake_quant(arrays["w"])), b=arrays["b"])
-    parts, store, sites = units(graph, plan, "layer"), store_of(graph, plan, x, config, None), []
+    parts, store, sites = units(graph, plan, "layer"), store_of(graph, plan, open_source(x, graph.inputs), None), []
 
     def kept(site: Site) -> tuple[Site, float, float]:
         sites.append(site)

@@ -23,9 +23,10 @@ import numpy as np
 
 from jq.arithmetic.formats import INT16, INT32, Integer
 from jq.config import OWN, QuantConfig, resolve
-from jq.data.sources import readable_again
+from jq.data.sources import open_source, readable_again
 from jq.errors import ConfigError
 from jq.graph import Graph
+from jq.graph.shapes import of_data
 from jq.npu.constraints import moving_together, violations
 from jq.ops.linear import bias_of
 from jq.plan import Plan, QParams
@@ -111,7 +112,9 @@ def tuned(
         return time_budget is None or time.perf_counter() - start < time_budget
 
     check_tunable(config, plan, roundings)
-    graph, data = traceable(graph), readable_again(data, graph.inputs, config.seed)
+    data = readable_again(data, graph.inputs, config.seed)
+    source = open_source(data, graph.inputs, seed=config.seed)
+    graph = of_data(traceable(graph), source.head)
     params = dict(graph.params) | dict(params or {})
     with contextlib.ExitStack() as stack:
         folder = None
@@ -119,7 +122,7 @@ def tuned(
             os.makedirs(spill, exist_ok=True)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=spill)))
         saved = Progress.open(checkpoint, graph, plan, params, data, config, roundings)
-        store = store_of(graph, plan, data, config, folder)
+        store = store_of(graph, plan, source, folder)
         parts = [units(graph, plan, kind_of(stage)) for stage in config.stages]
         keys, first = list[str](), 0
         if known is not None:
@@ -211,7 +214,7 @@ def tune_stage(
     if config.stages[number] == "exponents":
         return _tune_exponents(graph, params, plan, store, config, skip or {}, done)
     learns = kind_of(config.stages[number]) != "layer"
-    held = HeldBack.of(graph, params, plan, store, config) if learns else None
+    held = HeldBack.of(graph, params, plan, store) if learns else None
     seen = store if held is None else held.others
     tune = _method(graph, plan, config, group, seen, number, roundings or {})
     given, skip = (graph, params, plan, group, seen, tune), skip or {}

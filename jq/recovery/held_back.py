@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jq.config import QuantConfig
+from jq.data.sources import in_memory
 from jq.graph import Graph
 from jq.plan import Plan
 from jq.recovery.parts import Unit, units
@@ -32,16 +32,14 @@ class HeldBack:
     before: float
 
     @classmethod
-    def of(
-        cls, graph: Graph, params: Mapping[str, Any], plan: Plan, store: Store, config: QuantConfig
-    ) -> HeldBack | None:
+    def of(cls, graph: Graph, params: Mapping[str, Any], plan: Plan, store: Store) -> HeldBack | None:
         """The samples in two parts; None if there are too few, or no outputs that could be compared."""
         samples, parts = store.samples(), units(graph, plan, "layer")
         if len(samples) < APART:
             return None
         before = _error(graph, params, plan, parts, store)
         others = [x for i, x in enumerate(samples) if (i + 1) % APART]
-        rest = store_of(graph, plan, others, config, store.folder)
+        rest = store_of(graph, plan, in_memory(others), store.folder)
         return None if math.isnan(before) else cls(graph, parts, store, rest, before)
 
     def is_no_worse(self, params: Mapping[str, Any], plan: Plan) -> bool:

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jq.config import QuantConfig
-from jq.data.sources import open_source
+from jq.data.sources import Source
 from jq.data.stream import Stream, concurrently
 from jq.graph import Graph
 from jq.plan import Plan, QParams
@@ -199,9 +198,8 @@ def rehearsed(*arguments: Any, skip: Mapping[int, Any]) -> Iterator[Callable[[],
         warnings.warn(f"compiling ahead of finetuning failed, which only costs time: {error!r}", stacklevel=4)
 
 
-def store_of(graph: Graph, plan: Plan, data: Any, config: QuantConfig, folder: Path | None) -> Store:
+def store_of(graph: Graph, plan: Plan, source: Source, folder: Path | None) -> Store:
     """All of the data, in chunks that fit the caches."""
-    source = open_source(data, graph.inputs, seed=config.seed)
     largest = max(u.sample_bytes for u in units(graph, plan, "layer"))
     count = source.length or 64
     size = max(1, min(count, CHUNK_BYTES // max(1, largest)))

@@ -363,7 +363,9 @@ class _Tree:
 
     @functools.cached_property
     def _store(self) -> Store:
-        return store_of(self.common.graph, self.common.guarded.plan, self.common.data, self.config, None)
+        graph = self.common.graph
+        source = open_source(self.common.data, graph.inputs, seed=self.config.seed)
+        return store_of(graph, self.common.guarded.plan, source, None)
 
 
 def _options(config: QuantConfig) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from jq.data.sources import Source, open_source, readable_again
 from jq.errors import ConfigError, DataError, check_choice, suggest
 from jq.evidence.plots import ranking_plot
 from jq.graph import Graph, Node
+from jq.graph.shapes import of_data
 from jq.plan import Plan
 from jq.plan.placement import absorbed
 from jq.readings.data_shapes import traceable
@@ -31,7 +32,7 @@ By = Literal["tensor", "layer"]
 Mode = Literal["alone", "all_but_one"]
 Kind = Literal["activations", "weights", "both"]
 
-_LANES_BYTES = 1 << 29  # of the largest tensor in all lanes, of which several live at once; more take several walks
+_LANES_BYTES = 1 << 30  # of the largest tensor in all lanes, of which several live at once; more take several walks
 _LEAST = 8  # lanes of a walk
 
 
@@ -238,8 +239,9 @@ def group_losses(
 
     The graph is in the forms of the plan, see `jq.readings.fake.as_planned`.
     """
-    at_once = samples_at_once(graph, source.head)
-    most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph, source.head)))
+    graph = of_data(graph, source.head)
+    at_once = samples_at_once(graph)
+    most = max(_LEAST, _LANES_BYTES // (at_once * sample_bytes(graph)))
     stream, names = streamed(graph, source, at_once, mesh), list(named)
     network, parts = WalkedNetwork(graph, params, plan, measure), range(0, len(names), most)
     # The last lane is the other end: all quantized, or in `all_but_one` the float network.

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import jq
+from jq.data.sources import open_source
 from jq.recovery import finetuning
 from jq.recovery.held_back import HeldBack
 from jq.recovery.walk import Site, store_of
@@ -26,7 +27,7 @@ def planned() -> tuple[jq.Graph, jq.Plan]:
 
 def test_the_error_is_that_of_the_file_on_every_fourth_sample() -> None:
     graph, plan = planned()
-    held = HeldBack.of(graph, graph.params, plan, store_of(graph, plan, IMAGES, CONFIG, None), CONFIG)
+    held = HeldBack.of(graph, graph.params, plan, store_of(graph, plan, open_source(IMAGES, graph.inputs), None))
     assert held is not None
     (want,) = onnxruntime_outputs(onnx.load_from_string(small()), {"x": IMAGES[3::4]})
     (have,) = onnxruntime_outputs(jq.export(graph, plan), {"x": IMAGES[3::4]})

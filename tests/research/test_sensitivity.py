@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 import jq
 from jq import research
+from jq.graph.shapes import of_data
 from jq.research.lanes import Lanes
 from jq.research.streaming import sample_bytes
 from tests.conftest import onnxruntime_outputs
@@ -186,5 +187,5 @@ def test_free_dims_have_the_sizes_of_the_data():
         graph = jq.load(
             helper.make_model(helper.make_graph(nodes, "conv", *ends, [w]), opset_imports=[helper.make_opsetid("", 17)])
         )
-        sizes.append(sample_bytes(graph, {"x": np.zeros((1, 3, 20, 30), np.float32)}))
+        sizes.append(sample_bytes(of_data(graph, {"x": np.zeros((1, 3, 20, 30), np.float32)})))
     assert sizes == [4 * 8 * 20 * 30] * 2

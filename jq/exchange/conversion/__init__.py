@@ -17,12 +17,13 @@ from onnx import ModelProto
 from jq.arithmetic.formats import BFLOAT16, FLOAT16, Float
 from jq.errors import ConfigError, ModelError, check_choice
 from jq.exchange.conversion.casts import with_casts, with_quantizers
-from jq.exchange.conversion.interface import fix_shapes, nhwc_inputs
+from jq.exchange.conversion.interface import nhwc_inputs
 from jq.exchange.conversion.overflow import overflowing
 from jq.exchange.conversion.precision import FLOAT32, inputs_and_outputs, to_float32, to_narrow, with_interface
 from jq.exchange.conversion.quantizers import unsigned_activations, without_quantizers
 from jq.graph import Graph
 from jq.graph.read import load
+from jq.graph.shapes import fix_shapes
 from jq.graph.write import External, finished
 from jq.passes.opset import check_opset, with_opset
 from jq.readings.diagnosis import blames_model

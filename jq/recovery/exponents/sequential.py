@@ -12,6 +12,7 @@ import numpy as np
 
 from jq.arithmetic.exponents import NEIGHBOURS
 from jq.arithmetic.losses import mse, power
+from jq.data.sources import in_memory
 from jq.data.stream import concurrently
 from jq.graph import Graph
 from jq.plan import Plan
@@ -54,7 +55,7 @@ def in_turn(
         return site.replace(plan=site.unit.plan(ways[-1].plan)), before, best
 
     samples = [{k: v[i] for k, v in b.inputs.items()} for b in blocks for i in np.flatnonzero(b.valid)]
-    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, samples, moves.config, None)
+    parts, store = units(graph, way.plan, "layer"), store_of(graph, way.plan, in_memory(samples), None)
     walk(graph, {**graph.params, **params}, way.plan, parts, store, tune)
     yield from ways[1:]
 
