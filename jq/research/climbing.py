@@ -92,7 +92,7 @@ def auto(
     book = Ledger.open(ledger, COLUMNS)
     known = rows_of(book, search.identity)
     spent, recorded = sum(row["seconds"] for row in known.values()), {row["rung"] for row in known.values()}
-    climb, tried, why = search.climb(), list[Tried](), "nothing is left to try"
+    climb, tried, why, late = search.climb(), list[Tried](), "", list[str]()
 
     def left() -> float:
         return math.inf if limit is None else (1 - _WRITING) * limit - spent - (time.perf_counter() - start)
@@ -102,9 +102,10 @@ def auto(
             if not rung.applies(climb):
                 advance(1)
                 continue
-            if climb.tried and rung.name not in recorded and left() < _time_of(tried):
-                why = f"the time limit of {limit:g} s was reached before {rung.name}"
-                break
+            if climb.tried and rung.name not in recorded and left() < _time_of(rung, tried):
+                late.append(rung.name)
+                advance(1)
+                continue
             step, ended = search.step(rung, climb, known, book, left())
             advance(1)
             if step is None:
@@ -118,6 +119,8 @@ def auto(
             if climb.best is not None and climb.best.score.holds and goal.bound is not None:
                 why = f"{climb.best.rung} meets it"
                 break
+    if not why:
+        why = f"the time limit of {limit:g} s was reached before {late[0]}" if late else "nothing is left to try"
     return search.ended(climb, tried, why)
 
 
@@ -130,10 +133,13 @@ def _check_limits(float_islands: int, max_cost: float) -> None:
         raise ConfigError(f"max_cost is {max_cost!r}; expected at least 1, the bit operations of 8 bits everywhere")
 
 
-def _time_of(tried: Sequence[Tried]) -> float:
-    """Seconds that the next rung is taken to need: the most of those that made a model, but for the first, which compiles."""
+def _time_of(rung: Rung, tried: Sequence[Tried]) -> float:
+    """Seconds that a rung is taken to need: the most of those that made a model, but for the first, which compiles.
+
+    One that stops in time needs twice the least, which a model takes that is not tuned.
+    """
     made = [t.seconds for t in tried if t.score is not None]
-    return max(made[1:] or made, default=0.0)
+    return 2 * min(made, default=0.0) if rung.stops else max(made[1:] or made, default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

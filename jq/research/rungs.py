@@ -89,6 +89,7 @@ class Rung:
     name: str
     applies: Callable[[Climb], bool]
     config: Callable[[Climb], QuantConfig | None]  # None where there is nothing to change
+    stops: bool = False  # it ends when time is up, as finetuning does, so that it may begin in less time than it needs
 
 
 def _is_strict(config: QuantConfig) -> bool:
@@ -98,16 +99,25 @@ def _is_strict(config: QuantConfig) -> bool:
 _GUARD = QuantConfig().guard or 0.0  # dB
 _STRICTER = 3.0, 6.0, 9.0, 12.0  # dB
 _QUICK: Mapping[str, Any] = {"bias_correction": "statistics"}  # fitting biases takes longer, and is a rung of its own
+_ASYMMETRIC = presets["A8W8"].replace(per_channel=True, activation=UINT8, symmetric=False, method="mse", **_QUICK)
 _SYMMETRIC = presets["A8W8"].replace(per_channel=True, **_QUICK)
 
 
-def _preset(name: str, how: str = "", **options: Any) -> Rung:
+def _preset(name: str, **options: Any) -> Rung:
     config = presets[name].replace(**_QUICK, **options)
-    return Rung(name + how, _takes(name), lambda climb: config)
+    return Rung(name, _takes(name), lambda climb: config)
 
 
 def _takes(name: str) -> Callable[[Climb], bool]:
     return lambda climb: name in climb.limits.formats
+
+
+def _is_equalized(climb: Climb) -> bool:
+    """Whether equalization changed anything in asymmetric A8W8."""
+    if "A8W8" not in climb.limits.formats:
+        return False
+    ready = climb.calibrated(_ASYMMETRIC)
+    return ready.graph is not ready.prepared
 
 
 def _symmetric(climb: Climb) -> QuantConfig:
@@ -131,7 +141,7 @@ def _tuned(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
         assert climb.best is not None
         return climb.best.config.replace(finetune=stage)
 
-    return Rung(stage, applies, config)
+    return Rung(stage, applies, config, stops=True)
 
 
 def _then(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
@@ -142,7 +152,7 @@ def _then(stage: str, applies: Callable[[Climb], bool] = _is_inexact) -> Rung:
         stages = climb.best.config.stages or ("bias",)
         return climb.best.config.replace(finetune="+".join((*stages, stage)))
 
-    return Rung(stage, applies, config)
+    return Rung(stage, applies, config, stops=True)
 
 
 def _has_exponents(climb: Climb) -> bool:
@@ -203,10 +213,9 @@ def _wide(limits: Limits, config: QuantConfig) -> Wide:
 def ladder() -> Iterator[Rung]:
     """The rungs in their order: the cheap ones first."""
     yield _preset("XINT8")
-    asymmetric = {"per_channel": True, "activation": UINT8, "symmetric": False, "method": "mse"}
-    yield _preset("A8W8", " asymmetric", **asymmetric)
+    yield Rung("A8W8 asymmetric", _takes("A8W8"), lambda _: _ASYMMETRIC)
     # Equalized channels all reach as far as on the samples, so that where these are few, new ones are clipped.
-    yield _preset("A8W8", " asymmetric, not equalized", **asymmetric, cle=False)
+    yield Rung("A8W8 asymmetric, not equalized", _is_equalized, lambda _: _ASYMMETRIC.replace(cle=False))
     yield Rung("A8W8 per channel", _takes("A8W8"), _symmetric)
     yield Rung("islands", lambda climb: climb.limits.islands > 0, _islands)
     yield Rung("stricter guard", lambda climb: climb.limits.islands > 0, _guarded)

@@ -21,12 +21,13 @@ import jq
 from jq.cli import main
 from jq.config_file import read_config
 from jq.readings.runtime import onnxruntime_reading
-from jq.research.climbing import knee
+from jq.research.climbing import _time_of, knee
 from jq.research.goals import Goal, goal_of, samples_needed
 from jq.research.intervals import difference_low, interval, share_interval
 from jq.research.islands import apart, choose, islands, work
 from jq.research.judging import Judge, Score
 from jq.research.losses import divergences, parts_of
+from jq.research.outcomes import Tried
 from jq.research.recorded import read_row
 from jq.research.rungs import RUNGS, Candidate, Climb, Limits, Rung
 from tests.short import short_resnet
@@ -478,6 +479,14 @@ def test_warnings_of_the_chosen_model_are_told(data: tuple[np.ndarray, np.ndarra
 
 
 # --- Cut short ---
+
+
+def test_what_stops_by_itself_begins_in_less_time_than_others() -> None:
+    """On a slow network, finetuning is worth more than a step that no longer fits."""
+    score = Score(20.0, None, None, None, 0.01, False)
+    tried = [Tried(name, "kept", took, score) for name, took in (("first", 30.0), ("second", 15.0), ("third", 80.0))]
+    fits = {rung.name: _time_of(rung, tried) for rung in RUNGS}
+    assert (fits["stricter guard"], fits["adaround"]) == (80.0, 30.0)
 
 
 def test_a_killed_search_goes_on(data: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
