@@ -16,6 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import jq
+from tests.sampling import mark_most
 
 ort.set_default_logger_severity(4)
 
@@ -27,8 +28,10 @@ SHARED = next((p / "shared/spec" for p in Path(__file__).resolve().parents if (p
 NEWER_RUNTIME = [line.split("\t") for line in Path(__file__).with_name("newer_runtime.tsv").read_text().splitlines()]
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skip the tests of what the installed onnxruntime lacks."""
+    """Skip the tests of what the installed onnxruntime lacks, and leave most cases of long lists to `-m slow`."""
+    mark_most(items)
     here = [int(part) for part in ort.__version__.split(".")[:2]]
     lacking = {test: reason for needs, test, reason in NEWER_RUNTIME if here < [int(part) for part in needs.split(".")]}
     for item in items:

@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import walk  # noqa: E402  docs/ is no package
 
+pytestmark = pytest.mark.every_case
+
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()

@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import reference  # noqa: E402  docs/ is no package
 
+pytestmark = pytest.mark.every_case
+
 PUBLIC = [name for name in jq.__all__ if not name.startswith("_")]
 CONFIGS = (jq.QuantConfig, jq.integer.Target, Preprocessing, jq.Provider, jq.research.Experiment)
 

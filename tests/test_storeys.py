@@ -13,6 +13,8 @@ import pytest
 
 import jq
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(jq.__file__).parent
 # From top to bottom. Of an entry with a dot, the longest one that a module begins with counts: `npu` and `plan` hold
 # data, which operators may name, and rules about graphs, which stand where a graph can be read.

@@ -14,6 +14,8 @@ import jq
 from jq.cli import app
 from jq.util.fields import declared
 
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(jq.__file__).parent
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)

@@ -240,7 +240,7 @@ class Ties(Chosen):
         return {"seen": none, "equal": none, "ties": np.zeros((rows, len(TIE_EXPONENTS)), _float())}
 
     def observe(self, x: Array, place: Place) -> State:
-        top = lax.top_k(x.reshape(x.shape[0], -1), 2)[0]
+        top = lax.top_k(x.reshape(x.shape[0], math.prod(x.shape[1:])), 2)[0]  # of no sample, too
         difference, steps = top[:, :1] - top[:, 1:], power_of_two(TIE_EXPONENTS)
         ties = jnp.maximum(0, 1 - difference / steps)
         if self.last is not None:

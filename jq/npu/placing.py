@@ -256,12 +256,14 @@ def cuts_above(graph: Graph, node: Node) -> bool:
 
 def means_image(graph: Graph, node: Node) -> bool:
     """Whether a ReduceMean is over height and width."""
+    if not is_mean(node):
+        return False
     axes = node.attrs.get("axes")
     if axes is None and len(node.inputs) > 1:
         known = constant(graph, node.inputs[1])
         axes = None if known is None else known.ravel().tolist()
     rank = len(value.shape) if (value := graph.values.get(node.inputs[0])) and value.shape else 4
-    return is_mean(node) and axes is not None and sorted(a % rank for a in axes) == [2, 3] and rank == 4
+    return axes is not None and sorted(a % rank for a in axes) == [2, 3] and rank == 4
 
 
 def _rank(graph: Graph, node: Node) -> int:

@@ -33,6 +33,7 @@ def calls_of_moveaxis(tree: ast.Module) -> list[ast.Call]:
     return [n for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "moveaxis"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("module", sorted(TREES))
 def test_no_other_module_unwraps_a_value_or_moves_channels(module: str) -> None:
     tree = TREES[module]

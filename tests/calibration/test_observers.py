@@ -15,7 +15,7 @@ from onnxruntime.quantization import calibrate
 
 from jq.arithmetic.exponents import base_exponent
 from jq.arithmetic.formats import INT8, INT16, UINT8
-from jq.calibration.observers import ErrorTable, HistogramObserver, Moments, MovingRange, Observer, Range
+from jq.calibration.observers import ErrorTable, HistogramObserver, Moments, MovingRange, Observer, Range, Ties
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -511,3 +511,9 @@ class TestHistogram:
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0  # as the device does
         found = counted(HistogramObserver(bins=64, growth=3), x)
         np.testing.assert_array_equal(found.counts, np.histogram(x.astype(np.float64), 64)[0])
+
+
+def test_ties_of_no_sample():
+    """A Compress may leave none."""
+    state = Ties().observe(np.zeros((0, 4), np.float32), None)
+    assert state["seen"] == 0 and not np.any(state["ties"])

@@ -14,6 +14,8 @@ from jq.compat.quark.quantization.config import algorithm
 from jq.compat.quark.rows import NAMES, TOOLS, rows
 from jq.errors import ConfigError
 
+pytestmark = pytest.mark.every_case
+
 LISTED = json.loads((Path(__file__).parent / "quark_options.json").read_text())
 ROWS = rows()
 TITLES = {

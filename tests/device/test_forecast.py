@@ -123,6 +123,20 @@ def test_a_resize_that_interpolates_is_the_cpus_and_a_nearest_one_is_not():
         assert forecast.counts["cpu"] == count and forecast.subgraphs == 1 + count
 
 
+def test_nodes_without_inputs_are_the_cpus():
+    at = onnx.numpy_helper.from_array(np.int64(0), "at")
+    nodes = [
+        helper.make_node("SequenceEmpty", [], ["none"]),
+        helper.make_node("SequenceInsert", ["none", "x"], ["one"]),
+        helper.make_node("SequenceAt", ["one", "at"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    graph = helper.make_graph(nodes, "sequence", ends[:1], ends[1:], [at])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    forecast = forecast_of(model, "XINT8")
+    assert forecast.counts["npu"] == 0 and "SequenceEmpty" in ops_on_cpu(forecast)
+
+
 def test_formats_that_the_provider_does_not_read():
     data = np.ones((2, 3, 8, 8), np.float32)
     made = jq.quantize(structures.residual(1), data, "XINT8", format="fix_neuron").model

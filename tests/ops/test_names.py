@@ -50,6 +50,7 @@ def named(tree: ast.Module) -> Iterator[str]:
                 yield from names
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("path", [str(p.relative_to(ROOT)) for p in sorted(ROOT.rglob("*.py"))])
 def test_a_module_names_no_operator(path):
     found = set(named(ast.parse((ROOT / path).read_text())))
