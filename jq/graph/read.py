@@ -107,6 +107,8 @@ class _Reader:
         graph = self._graph(model.graph, frozenset(), initializers, prefix="", outer={})
         if not all(v.name for v in (*graph.inputs, *graph.outputs)):
             raise ModelError("an input or output of the graph has no name")
+        if untyped := next((v.name for v in graph.inputs if v.dtype is None), None):  # onnx's inference may crash on it
+            raise ModelError(f"input {untyped!r} of the graph has no type; declare its element type in the file")
         metadata = {p.key: p.value for p in self.model.metadata_props}
         return graph.with_arrays(self.arrays, metadata=metadata)
 

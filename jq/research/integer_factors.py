@@ -38,6 +38,7 @@ from jq.recovery.equalization.factors import choose, limits, optimize
 from jq.recovery.equalization.groups import FIXED, scaled
 from jq.recovery.equalization.noise import Activation, Noise, Weight
 from jq.research.sensitivities import sensitivity
+from jq.util.sparse import for_solver
 
 _NEAR = np.arange(-2, 3)  # octaves by which a channel's exponent may change in a turn
 _TURNS = 3
@@ -151,7 +152,7 @@ def by_program(costs: Sequence[np.ndarray], seconds: float = _SECONDS) -> np.nda
         right.append(result)
         count += len(plus)
     row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
-    matrix = sparse.csr_array((value, (row, column)), shape=(count, starts[-1]))
+    matrix = for_solver(sparse.csr_array((value, (row, column)), shape=(count, starts[-1])))
     cost = np.concatenate([np.zeros(starts[0]), *(c.ravel() for c in costs)])
     upper = np.where(np.isfinite(cost), 1.0, 0.0)
     cost = np.where(np.isfinite(cost), cost, 0.0)

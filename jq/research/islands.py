@@ -21,6 +21,7 @@ from jq.ops.table import lookup
 from jq.plan import Plan
 from jq.plan.placement import absorbed
 from jq.plan.scales import channel_axes
+from jq.util.sparse import for_solver
 
 FLOAT_BITS = 16.0  # as which the compiler runs what is float in the file: bfloat16
 
@@ -142,7 +143,7 @@ def choose(
 
     >>> choose([5, 0, 4, 3], [1, 0, 1, 1], [[], [0], [1], []], limit=2, most=1).tolist()
     [True, True, True, False]
-    >>> choose([5, 0, 4, 3], [1, 1, 1, 1], [[], [0], [1], []], limit=1, most=1, own=[0, 0, 0, 1]).tolist()
+    >>> choose([5, 0, 4, 3], [1, 1, 1, 1], [[], [0], [1], []], limit=1, most=1, own=[0, 0, 0, 2]).tolist()
     [False, False, False, True]
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -173,7 +174,7 @@ def choose(
     small = np.full(count, 1e-6)  # of two choices that gain alike, the one of fewer nodes
     bounds = Bounds(np.r_[lowest, zero, zero], np.r_[highest, np.ones(2 * count)])
     answer = milp(np.r_[small - values[1], zero, -values[0]], integrality=np.ones(3 * count), bounds=bounds,
-                  constraints=LinearConstraint(vstack(rows), -np.inf, above), options={"time_limit": 10.0})  # fmt: skip
+                  constraints=LinearConstraint(for_solver(vstack(rows)), -np.inf, above), options={"time_limit": 10.0})  # fmt: skip
     if answer.x is None:
         raise ConfigError(f"no choice of nodes costs at most {limit:g} in {most} regions")
     taken = np.asarray(answer.x[:count] > 0.5)

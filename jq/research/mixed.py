@@ -34,6 +34,7 @@ from jq.research.islands import bits, products
 from jq.research.losses import CURVED, Loss
 from jq.research.sensitivities import grouped, sensitivity
 from jq.util import files, markup
+from jq.util.sparse import for_solver
 
 Cost = Literal["bitops", "size"]
 Solver = Literal["milp", "greedy"]
@@ -254,7 +255,7 @@ def milp_choice(losses: np.ndarray, costs: np.ndarray, limit: float) -> np.ndarr
     each = csr_array(np.kron(np.eye(rows), np.ones(columns)))
     scaled = losses / max(float(losses.max()), 1e-300) * _SCALE
     weights = block_array([[each], [csr_array(costs.reshape(1, -1) / limit)]])
-    within = LinearConstraint(weights, [*np.ones(rows), -np.inf], [*np.ones(rows), 1 + 1e-9])
+    within = LinearConstraint(for_solver(weights), [*np.ones(rows), -np.inf], [*np.ones(rows), 1 + 1e-9])
     solution = milp(scaled.reshape(-1), integrality=np.ones(losses.size), bounds=Bounds(0, 1), constraints=within,
                  options={"mip_rel_gap": 0})  # fmt: skip
     if solution.x is None:
