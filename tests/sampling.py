@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +13,10 @@ _CASES = 6  # of a test that run, and of those above it
 _SHARE = 4  # one in so many
 
 
-def sampled(cases: Iterable[Any], every: int) -> Iterator[Any]:
-    """Yield cases as parameters, a tuple for several; all but each `every`th are slow."""
-    for number, case in enumerate(cases):
-        values = case if isinstance(case, tuple) else (case,)
-        yield pytest.param(*values, marks=[pytest.mark.slow] * bool(number % every))
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """Return cases as parameters, a tuple for several; all but each `every`th are slow."""
+    values = (case if isinstance(case, tuple) else (case,) for case in cases)
+    return [pytest.param(*v, marks=[pytest.mark.slow] * bool(number % every)) for number, v in enumerate(values)]
 
 
 def mark_most(items: Sequence[pytest.Item]) -> None:

@@ -81,7 +81,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, model, marks=[pytest.mark.slow] * slow)
 
 
-@pytest.mark.parametrize(("name", "model"), cases())
+@pytest.mark.parametrize(("name", "model"), list(cases()))
 def test_the_file_computes_what_fake_quant_does(model: str, name: str, tmp_path: Path) -> None:
     config = presets[name].replace(finetune=None)
     graph, plan = planned(model, config)
