@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import jax
 import numpy as np
 import onnx
 import pytest
@@ -189,3 +190,29 @@ def test_free_dims_have_the_sizes_of_the_data():
         )
         sizes.append(sample_bytes(of_data(graph, {"x": np.zeros((1, 3, 20, 30), np.float32)})))
     assert sizes == [4 * 8 * 20 * 30] * 2
+
+
+@pytest.mark.parametrize("depth", [12, 40])
+def test_a_walk_holds_the_lanes_of_few_tensors_at_once(depth: int) -> None:
+    """Whatever the depth: with `lax.map` the results of all segments lived from the start of the program."""
+    value, rng = onnx.helper.make_tensor_value_info, np.random.default_rng(0)
+    names = [f"t{i}" for i in range(depth + 1)]
+    weights = [
+        onnx.numpy_helper.from_array(rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 9, f"w{i}")
+        for i in range(depth)
+    ]
+    nodes = [
+        onnx.helper.make_node("Conv", [names[i], f"w{i}"], [names[i + 1]], pads=[1, 1, 1, 1]) for i in range(depth)
+    ]
+    ends = [value(names[0], 1, ["N", 8, 16, 16])], [value(names[-1], 1, None)]
+    graph = jq.load(
+        onnx.helper.make_model(
+            onnx.helper.make_graph(nodes, "chain", *ends, weights), opset_imports=[onnx.helper.make_opsetid("", 17)]
+        )
+    )
+    grid = jq.QParams(np.float32(0.1), np.int32(0), jq.arithmetic.formats.INT8)
+    plan = jq.Plan(dict.fromkeys(names[1:], grid), {}, frozenset())
+    lanes, x = Lanes(graph, tuple(frozenset({k}) for k in plan)), np.zeros((1, 1, 8, 16, 16), np.float32)
+    walk = jax.jit(lambda params, plan, inputs: lanes(params, plan, inputs, {}))
+    taken = walk.lower(graph.params, plan, {names[0]: x}).compile().memory_analysis().temp_size_in_bytes
+    assert taken < 3 * depth * x.nbytes
