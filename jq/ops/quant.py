@@ -64,6 +64,11 @@ def aligned(parameter: Array | None, x: Array, axis: int, block_size: int = 0) -
     if parameter is None:
         return None
     if block_size:
+        blocks = parameter.shape[axis] if parameter.ndim == x.ndim else 0
+        if blocks != -(-x.shape[axis] // block_size):
+            raise ModelError(
+                f"scale or zero point of shape {parameter.shape} fits no blocks of {block_size} in {x.shape}"
+            )
         return lax.slice_in_dim(jnp.repeat(parameter, block_size, axis), 0, x.shape[axis], axis=axis)
     if parameter.size == 1:
         return parameter.reshape(())

@@ -187,7 +187,7 @@ def tfidf_vectorizer(
     rows, width = x.reshape(-1, x.shape[-1]).tolist(), x.shape[-1]
     for row, count in zip(rows, counts.reshape(len(rows), -1), strict=True):
         for n in range(min_gram_length, max_gram_length + 1):
-            for step in range(1, max_skip_count + 2 if n > 1 else 2):
+            for step in range(1, min(max_skip_count + 2, width) if n > 1 else 2):
                 for start in range(width - (n - 1) * step):
                     gram = tuple(row[start : start + (n - 1) * step + 1 : step])
                     if gram in column:

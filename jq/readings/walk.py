@@ -15,7 +15,7 @@ from jq.arithmetic import layout
 from jq.errors import Error, ModelError, UnsupportedOp
 from jq.graph import Graph, Node
 from jq.graph.bodies import inline
-from jq.graph.schemas import defaults
+from jq.graph.schemas import defaults, schema
 from jq.ops.table import Context, Op, demanded, lookup
 
 Scope = Mapping[str, Any]  # tensor name -> numpy array, jax array, ChannelsLast, list (a sequence) or None
@@ -80,6 +80,7 @@ class Reader:
         values = [value_of(scope, name) if name else None for name in node.inputs]
         entry = lookup(node, opset)
         with locating(node, opset, values):
+            _check_small_floats(node, opset, values)
             if entry is None:
                 return _named(node, self._body(node, opset, values))
             return self._rule(entry, node, opset, values, scope)
@@ -137,6 +138,16 @@ class Reader:
                     "out of all proportion to the model and its inputs: are its dims and attributes right?"
                 )
         return {**moved, **_named(node, results)}
+
+
+def _check_small_floats(node: Node, opset: int, values: Sequence[Any]) -> None:
+    """Refuse operands of fewer than 8 bits where the operator takes none: XLA ends the process over sums of them."""
+    for index, value in enumerate(values):
+        name = getattr(dtype_of(value), "name", "")
+        if name.startswith(("float4_", "float6_")) and (definition := schema(node.op_type, node.domain, opset)):
+            taken = definition.inputs[min(index, len(definition.inputs) - 1)].types
+            if f"tensor({name.replace('_', '').removesuffix('fn')})" not in taken:
+                raise ModelError(f"the operator takes no {name}; put a Cast in front of it")
 
 
 @contextlib.contextmanager

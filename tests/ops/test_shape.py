@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +17,7 @@ from jq.errors import ModelError
 from jq.graph.read import load
 from jq.graph.write import to_model
 from jq.readings.tracing import trace
-from tests.conftest import one_node, onnxruntime_outputs
+from tests.conftest import one_node, onnxruntime_outputs, outputs
 
 INT_MIN = np.iinfo(np.int64).min
 
@@ -108,6 +109,25 @@ def test_what_cannot_be_is_told(rng: np.random.Generator) -> None:
         run(one_node("Gather", {"x": x}, initializers={"i": np.array([4])}), {"x": x})
     with pytest.raises(ModelError, match="cannot split 4"):
         run(one_node("Split", {"x": x}, ("a", "b"), initializers={"s": np.array([1, 2])}), {"x": x})
+    blocks = {"x": np.ones((4, 3), np.uint8), "scale": np.ones((2, 3), np.float32)}
+    with pytest.raises(ModelError, match="fits no blocks of"):
+        run(one_node("DequantizeLinear", blocks, axis=0, block_size=2**63 - 1), blocks)
+    narrow = {"x": np.ones((3, 4), ml_dtypes.float4_e2m1fn)}
+    with pytest.raises(ModelError, match="takes no float4_e2m1fn"):  # XLA ends the process over their sum
+        run(one_node("Einsum", narrow, opset=23, equation="ij->i"), narrow)
+
+
+def test_grams_that_may_skip_any_number_of_items() -> None:
+    x = np.int64([2, 3, 5, 4, 2])
+    attrs = {
+        "max_gram_length": 2,
+        "min_gram_length": 2,
+        "mode": "TF",
+        "ngram_counts": [0, 1],
+        "ngram_indexes": [0, 1, 2],
+    }
+    model = one_node("TfIdfVectorizer", {"x": x}, max_skip_count=2**31 - 1, pool_int64s=[9, 2, 4, 3, 2], **attrs)
+    assert np.asarray(outputs(model, {"x": x})[0]).tolist() == [0, 1, 1]
 
 
 # ---------------------------------------------------------------------------------------------
