@@ -143,7 +143,7 @@ class Reader:
 def _check_small_floats(node: Node, opset: int, values: Sequence[Any]) -> None:
     """Refuse operands of fewer than 8 bits where the operator takes none: XLA ends the process over sums of them."""
     for index, value in enumerate(values):
-        name = getattr(dtype_of(value), "name", "")
+        name = getattr(getattr(layout.raw(value), "dtype", None), "name", "")
         if name.startswith(("float4_", "float6_")) and (definition := schema(node.op_type, node.domain, opset)):
             taken = definition.inputs[min(index, len(definition.inputs) - 1)].types
             if f"tensor({name.replace('_', '').removesuffix('fn')})" not in taken:
