@@ -73,7 +73,7 @@ def run(cores: Sequence[int], path: str, images: int, cache: str, steps: bool) -
 
         return call
 
-    names = ("load", "prepare", "equalize", "calibrate", "guarded", "corrected", "export", "output_losses", "report_of")
+    names = ("load", "prepare", "equalized", "calibrate", "guarded", "corrected", "export", "output_losses", "report_of")
     for name in names if steps else ():
         setattr(jq.pipeline, name, timed(name, getattr(jq.pipeline, name)))
     x = np.random.default_rng(1).standard_normal((images, CHANNELS, SIDE, SIDE)).astype(np.float32)
@@ -106,7 +106,8 @@ def main() -> None:
         first, last = of_kind[0], of_kind[-1]
         if first["nodes"] < last["nodes"]:
             grown[kind] = round(math.log(last["wall"] / first["wall"]) / math.log(last["nodes"] / first["nodes"]), 2)
-    print(f"seconds grow with the power {grown} of the nodes")
+    if grown:
+        print(f"seconds grow with the power {grown} of the nodes")
     line = {"bench": "nodes", "images": args.images, "threads": len(cores), "power": grown, **fresh(versions)}
     with args.out.open("a") as file:
         file.write(json.dumps(line | {"rows": rows}) + "\n")
