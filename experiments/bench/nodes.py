@@ -73,7 +73,17 @@ def run(cores: Sequence[int], path: str, images: int, cache: str, steps: bool) -
 
         return call
 
-    names = ("load", "prepare", "equalized", "calibrate", "guarded", "corrected", "export", "output_losses", "report_of")
+    names = (
+        "load",
+        "prepare",
+        "equalized",
+        "calibrate",
+        "guarded",
+        "corrected",
+        "export",
+        "output_losses",
+        "report_of",
+    )
     for name in names if steps else ():
         setattr(jq.pipeline, name, timed(name, getattr(jq.pipeline, name)))
     x = np.random.default_rng(1).standard_normal((images, CHANNELS, SIDE, SIDE)).astype(np.float32)
