@@ -51,7 +51,8 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
 def test_what_only_unix_has_is_not_needed() -> None:
     """Ryzen AI is used on Windows, where these modules and functions are missing."""
     script = (
-        "import os, sys\n"
+        "import os, shutil, sys\n"
+        "shutil._use_fd_functions = False\n"  # as on Windows: otherwise Python's own code needs O_NONBLOCK
         "for name in ('fcntl', 'grp', 'pty', 'pwd', 'resource', 'termios', 'tty'): sys.modules[name] = None\n"
         "for name in ('sched_getaffinity', 'O_NONBLOCK', 'getuid', 'fork', 'mkfifo'): delattr(os, name)\n"
         "import jq\n"
