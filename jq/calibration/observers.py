@@ -240,11 +240,14 @@ class Ties(Chosen):
         return {"seen": none, "equal": none, "ties": np.zeros((rows, len(TIE_EXPONENTS)), _float())}
 
     def observe(self, x: Array, place: Place) -> State:
-        top = lax.top_k(x.reshape(x.shape[0], math.prod(x.shape[1:])), 2)[0]  # of no sample, too
-        difference, steps = top[:, :1] - top[:, 1:], power_of_two(TIE_EXPONENTS)
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # of no sample, too
+        largest = x.max(1, keepdims=True)
+        rest = jnp.where(x == largest, -jnp.inf, x).max(1, keepdims=True)  # `lax.top_k` would sort millions of values
+        second = jnp.where((x == largest).sum(1, keepdims=True) > 1, largest, rest)
+        difference, steps = largest - second, power_of_two(TIE_EXPONENTS)
         ties = jnp.maximum(0, 1 - difference / steps)
         if self.last is not None:
-            ties = jnp.where(top[:, 1:] >= self.last * steps, 1, ties)
+            ties = jnp.where(second >= self.last * steps, 1, ties)
         seen, equal = jnp.full(1, x.shape[0], jnp.int32), (difference == 0).sum(0, dtype=jnp.int32)
         return {"seen": seen, "equal": equal, "ties": ties.sum(0)[None]}
 

@@ -92,7 +92,7 @@ def auto(
     book = Ledger.open(ledger, COLUMNS)
     known = rows_of(book, search.identity)
     spent, recorded = sum(row["seconds"] for row in known.values()), {row["rung"] for row in known.values()}
-    climb, tried, why, late = search.climb(), list[Tried](), "", list[str]()
+    climb, tried, why, late = search.climb(), list[Tried](), "", ""
 
     def left() -> float:
         return math.inf if limit is None else (1 - _WRITING) * limit - spent - (time.perf_counter() - start)
@@ -103,7 +103,7 @@ def auto(
                 advance(1)
                 continue
             if climb.tried and rung.name not in recorded and left() < _time_of(rung, tried):
-                late.append(rung.name)
+                late = late or rung.name
                 advance(1)
                 continue
             step, ended = search.step(rung, climb, known, book, left())
@@ -120,7 +120,7 @@ def auto(
                 why = f"{climb.best.rung} meets it"
                 break
     if not why:
-        why = f"the time limit of {limit:g} s was reached before {late[0]}" if late else "nothing is left to try"
+        why = f"the time limit of {limit:g} s was reached before {late}" if late else "nothing is left to try"
     return search.ended(climb, tried, why)
 
 

@@ -15,7 +15,16 @@ from onnxruntime.quantization import calibrate
 
 from jq.arithmetic.exponents import base_exponent
 from jq.arithmetic.formats import INT8, INT16, UINT8
-from jq.calibration.observers import ErrorTable, HistogramObserver, Moments, MovingRange, Observer, Range, Ties
+from jq.calibration.observers import (
+    TIE_EXPONENTS,
+    ErrorTable,
+    HistogramObserver,
+    Moments,
+    MovingRange,
+    Observer,
+    Range,
+    Ties,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -517,3 +526,13 @@ def test_ties_of_no_sample():
     """A Compress may leave none."""
     state = Ties().observe(np.zeros((0, 4), np.float32), None)
     assert state["seen"] == 0 and not np.any(state["ties"])
+
+
+def test_ties_are_those_of_the_two_largest_values(rng):
+    x = np.round(rng.standard_normal((64, 9)), 1).astype(np.float32)  # of which some have the same two
+    top = np.sort(x, axis=1)[:, -2:]
+    state = Ties(last=127).observe(x, None)
+    assert 0 < state["equal"][0] == (top[:, 0] == top[:, 1]).sum() < len(x)
+    steps = 2.0 ** np.asarray(TIE_EXPONENTS)
+    shares = np.where(top[:, :1] >= 127 * steps, 1, np.maximum(0, 1 - (top[:, 1:] - top[:, :1]) / steps))
+    np.testing.assert_allclose(state["ties"][0], shares.sum(0), rtol=1e-5)
