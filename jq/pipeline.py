@@ -58,6 +58,7 @@ from jq.recovery.guard import Guarded, Mend, guarded, warn_of_mends
 from jq.recovery.rounding import Rounding
 from jq.util import files, programs
 from jq.util.digest import digest
+from jq.util.machine import cores
 from jq.util.mapped import all_like, release
 from jq.util.memory import trim
 from jq.util.progress import log
@@ -245,7 +246,7 @@ def equalized_and_measured(
     with _calibration_ahead(graph, data, config, mesh) if measures and config.cle else _nothing() as wait:
         reaches: Mapping[str, float] = {}
         if config.cle:
-            made = equalized(graph, config, data)
+            made = equalized(graph, config, data, mesh)
             log.info("equalized" if made.graph is not graph else "equalization changed nothing")
             graph, reaches = made.graph, made.reaches
             trim()  # what a pass over the data leaves is more than the rest needs
@@ -268,8 +269,7 @@ def _calibration_ahead(
     """
     given = data.data if isinstance(data, Pixels) else data
     stored = isinstance(given, (str, os.PathLike, Mapping, Sequence, ImageFolder)) or hasattr(given, "__array__")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1 or cores == 1:
+    if config.cle == "nagel" or config.strict_quark or not stored or jax.process_count() > 1 or cores() == 1:
         return _nothing()
     with warnings.catch_warnings(action="ignore"):  # they come where the data are read
         source = open_source(data, graph.inputs, seed=config.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from jq.npu.facts import BACKENDS, CHIPS
 from jq.readings.provider import provider_of
 from jq.util import files
 from jq.util.fields import declared
+from jq.util.machine import cores
 
 
 def beginning(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -121,9 +121,8 @@ def use_all_cores() -> None:
     """One JAX device per core: a batch is split over them."""
     import jax
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(RuntimeError):  # JAX runs already: then this is not the command line
-        jax.config.update("jax_num_cpu_devices", cores)
+        jax.config.update("jax_num_cpu_devices", cores())
 
 
 @contextlib.contextmanager

@@ -229,7 +229,7 @@ class Chain:
             return _evaluated(pattern, watcher, outputs, arguments, {**sample, **fixed})
 
         function = folding(one, watcher.merged, self.mesh, init=lambda _: watcher.none())
-        lasting = watcher.lasting and _is_lasting(pattern.graph)
+        lasting = watcher.lasting and pattern.is_lasting
         return programs.compiled(key if lasting else None, function, given, pool, self.options)
 
     def _fixed(self, piece: Piece) -> dict[str, np.ndarray]:
@@ -261,9 +261,3 @@ def _evaluated(
     taps = {t: tap(t) for t in dict.fromkeys((*watcher.tensors, *outputs))}
     seen = trace(pattern.graph, outputs=(), taps=taps)(params, sample)[1] if taps else {}
     return watcher.state({t: seen[t][0] for t in watcher.tensors}), {t: seen[t][1] for t in outputs}
-
-
-def _is_lasting(graph: Graph) -> bool:
-    """Whether all of the rules of a graph's nodes are this package's: of those of others no digest is known."""
-    entries = (lookup(n, graph.opset(n.domain)) for n in graph.walk())
-    return all(e is None or e.rule.__module__.startswith("jq.") for e in entries)

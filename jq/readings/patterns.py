@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from jq.graph import Graph, Node, Value
 from jq.graph.edit import rename
-from jq.ops.table import demanded
+from jq.ops.table import demanded, lookup
 from jq.util.digest import digest
 
 
@@ -20,6 +21,12 @@ class Pattern:
 
     key: str
     graph: Graph = dataclasses.field(compare=False)
+
+    @functools.cached_property
+    def is_lasting(self) -> bool:
+        """Whether all of the rules of its nodes are this package's: of those of others no digest is known."""
+        entries = (lookup(n, self.graph.opset(n.domain)) for n in self.graph.walk())
+        return all(e is None or e.rule.__module__.startswith("jq.") for e in entries)
 
 
 def pattern_of(

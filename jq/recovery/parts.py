@@ -13,7 +13,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -24,6 +24,9 @@ from jq.ops.linear import linear_layer
 from jq.plan import Plan
 from jq.plan.placement import absorbed
 from jq.readings.patterns import Pattern, cuts, pattern_of, sample_bytes
+from jq.util import programs
+from jq.util.digest import digest
+from jq.util.programs import Executable
 
 Kind = Literal["layer", "block", "network"]
 _programs = [8]  # of a function, that are kept compiled; the last counts
@@ -72,9 +75,15 @@ class Unit:
         )
 
 
-_compiler: contextvars.ContextVar[Callable[[Any], Future[Any]] | None] = contextvars.ContextVar(
-    "compiler", default=None
-)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rehearsal:
+    """Who compiles the programs of a walk that is not run, and what failed."""
+
+    pool: ThreadPoolExecutor
+    failures: list[BaseException] = dataclasses.field(default_factory=list)
+
+
+_rehearsal: contextvars.ContextVar[_Rehearsal | None] = contextvars.ContextVar("rehearsal", default=None)
 
 
 @contextlib.contextmanager
@@ -83,21 +92,15 @@ def rehearsing() -> Iterator[None]:
 
     A compilation that failed is raised at the end.
     """
-    failures: list[BaseException] = []
-
-    def compiled(lowered: Any) -> Future[Any]:
-        future = pool.submit(lowered.compile)
-        future.add_done_callback(lambda done: failures.extend(filter(None, [done.exception()])))
-        return future
-
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes a hundred megabytes: no more than help
-        token = _compiler.set(compiled)
+        rehearsal = _Rehearsal(pool)
+        token = _rehearsal.set(rehearsal)
         try:
             yield
         finally:
-            _compiler.reset(token)
-    if failures:
-        raise failures[0]
+            _rehearsal.reset(token)
+    if rehearsal.failures:
+        raise rehearsal.failures[0]
 
 
 @contextlib.contextmanager
@@ -110,42 +113,56 @@ def keeping_programs(most: int = 1024) -> Iterator[None]:
         _programs.pop()
 
 
-_Coming: TypeAlias = dict[Any, tuple[Future[Any], Any]]  # by what arguments are like: a compilation, and what it gives
+_Coming: TypeAlias = dict[Any, tuple[Executable, Any]]  # by what arguments are like: a program, and what it gives
 
 
 def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for the first of its arguments, of which the first is a pattern.
+    """Compile a function for the first of its arguments, of which the first is a pattern, and keep it on disk.
 
-    Programs of the last few patterns are kept: each holds some megabytes, and like units are near each other.
+    Programs of the last few patterns are kept in memory: each holds some megabytes, and like units are near each other.
     """
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-        made: dict[tuple[Any, ...], tuple[Any, _Coming]] = {}  # the last used at the end
+        made: dict[tuple[Any, ...], _Coming] = {}  # the last used at the end
         lock = threading.Lock()
 
-        def compiled(*static: Any) -> tuple[Any, _Coming]:
+        def coming(static: tuple[Any, ...]) -> _Coming:
             with lock:
-                made[static] = entry = made.pop(static, None) or (jax.jit(functools.partial(fn, *static)), {})
+                made[static] = entry = made.pop(static, {})
                 while len(made) > _programs[-1]:
                     del made[next(iter(made))]
                 return entry
 
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:
-            (run, coming), given = compiled(*arguments[:statics]), arguments[statics:]
-            if compiler := _compiler.get():
-                leaves, structure = jax.tree.flatten(given)
-                key = structure, tuple(map(jax.typeof, leaves))
-                if key not in coming:
-                    lowered = run.lower(*given)
-                    coming[key] = compiler(lowered), lowered.out_info
-                return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), coming[key][1])
-            wait([future for future, _ in tuple(coming.values())])
-            return run(*given)
+            static, given = arguments[:statics], arguments[statics:]
+            leaves, structure = jax.tree.flatten(given)
+            if any(isinstance(v, jax.core.Tracer) for v in leaves):
+                return fn(*arguments)
+            known, rehearsal = coming(static), _rehearsal.get()
+            key = structure, tuple(map(programs.kind, leaves))
+            # What failed ahead is compiled again where it is needed, and says there what is wrong.
+            if key not in known or (rehearsal is None and known[key][0].compiled.exception() is not None):
+                pool = None if rehearsal is None else rehearsal.pool
+                lasting = _key(fn, static)
+                known[key] = programs.compiled(lasting, functools.partial(fn, *static), given, pool, None)
+            run, like = known[key]
+            if rehearsal is None:
+                return run(*given)
+            run.compiled.add_done_callback(lambda done: rehearsal.failures.extend(filter(None, [done.exception()])))
+            return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
 
         return call
 
     return wrap
+
+
+def _key(fn: Callable[..., Any], static: Sequence[Any]) -> str | None:
+    """What a program is known by on disk; None for one of code that is not this package's."""
+    pattern = static[0] if static else None
+    if pattern is not None and not pattern.is_lasting:
+        return None
+    return digest(f"{fn.__module__}.{fn.__qualname__}", static) if fn.__module__.startswith("jq.") else None
 
 
 def units(graph: Graph, plan: Plan, kind: Kind) -> list[Unit]:

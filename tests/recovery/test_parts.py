@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -248,11 +249,14 @@ def test_compiling_ahead_that_fails_is_a_warning(monkeypatch):
     graph = jq.prepare(jq.load(model), config)
     plan = jq.make_plan(graph, jq.calibrate(graph, x, config), config)
 
-    def fail(*_, **__):
-        raise MemoryError("out of memory")
+    class Full(ThreadPoolExecutor):  # of whoever compiles ahead
+        def submit(self, *_, **__):
+            failed = Future()
+            failed.set_exception(MemoryError("out of memory"))
+            return failed
 
     with monkeypatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", fail)
+        patch.setattr("jq.recovery.parts.ThreadPoolExecutor", Full)
         with pytest.warns(UserWarning, match=r"compiling ahead of finetuning failed.*out of memory"):
             found, _ = jq.finetune(graph, plan, x, config)
     wanted, _ = jq.finetune(graph, plan, x, config)

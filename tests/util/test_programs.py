@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(folder: Path) -> N
     check(ran(Counted(), "a"))
 
 
-def test_what_cannot_be_exported_runs_all_the_same(folder: Path) -> None:
+def test_what_calls_the_host_is_not_kept(folder: Path) -> None:
     def calling(given: Any, factor: Any) -> Any:
         shape = jax.ShapeDtypeStruct(given["x"].shape, jnp.float32)
         return {"sum": jax.pure_callback(lambda x: np.asarray(x) + 1, shape, given["x"]) * factor}

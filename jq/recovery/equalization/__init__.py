@@ -39,6 +39,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jq.config import QuantConfig, resolve
 from jq.graph import Graph
@@ -51,13 +52,14 @@ from jq.recovery.equalization.quark import equalize_as_quark
 from jq.recovery.equalization.ranges import even_ranges
 
 
-def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None) -> Graph:
+def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None, *, mesh: Mesh | None = None) -> Graph:
     """Return a prepared graph with equalized channels, which `config` rounds with less noise.
 
     `data` is what `jq.calibrate` takes, and is read once; without data all channels are assumed to be alike, and no Clip is
     crossed. The function does not change, up to the rounding of floats, except where Clips cut: rescaled channels reach
     their bound elsewhere. The predicted noise is never worse; if nothing is better, the graph itself is returned.
-    `config.cle="nagel"` equalizes ranges as in the paper, without data; `strict_quark` as Quark does.
+    `config.cle="nagel"` equalizes ranges as in the paper, without data; `strict_quark` as Quark does. The pass over the data
+    uses one device, or those of `mesh`: on another number of them sums differ in their last bits, and factors with them.
 
     >>> import jq
     >>> graph = jq.prepare(jq.load(jq.zoo.path("fashion_mobilenet")), "XINT8")
@@ -65,7 +67,7 @@ def equalize(graph: Graph, config: QuantConfig | str = "XINT8", data: Any = None
     >>> equalize(graph, "XINT8", images[:32]) is graph
     False
     """
-    return equalized(graph, resolve(config), data).graph
+    return equalized(graph, resolve(config), data, mesh).graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,14 +81,14 @@ class Equalized:
     reaches: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def equalized(graph: Graph, config: QuantConfig, data: Any) -> Equalized:
+def equalized(graph: Graph, config: QuantConfig, data: Any, mesh: Mesh | None = None) -> Equalized:
     """Return what `equalize` does, with what its pass over the data knows of the ranges of the equalized graph."""
     if config.strict_quark:
         return Equalized(equalize_as_quark(graph))
     if config.cle == "nagel":
         groups = find_groups(graph, clips=False)
         return Equalized(scaled(graph, groups, even_ranges(groups)))
-    noise = predicted_noise(graph, config, data)
+    noise = predicted_noise(graph, config, data, mesh)
     if noise is None:
         return Equalized(graph)
     factors = choose(noise, optimize(noise))
@@ -96,7 +98,7 @@ def equalized(graph: Graph, config: QuantConfig, data: Any) -> Equalized:
     return Equalized(made, noise.reaches(factors if made is not graph else np.ones_like(factors)))
 
 
-def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | None:
+def predicted_noise(graph: Graph, config: QuantConfig, data: Any, mesh: Mesh | None = None) -> Noise | None:
     """Return the noise that rounding adds to the outputs, as a function of factors; None where there is no choice."""
     graph = traceable(graph)
     groups = find_groups(graph, clips=data is not None)
@@ -105,7 +107,7 @@ def predicted_noise(graph: Graph, config: QuantConfig, data: Any) -> Noise | Non
     if data is None:
         seen = {name: Channels.unknown(len(classes)) for name, classes in groups.channels.items()}
     else:
-        seen = measure(graph, groups, data, config)
+        seen = measure(graph, groups, data, config, mesh)
     if not all(c.is_finite for c in seen.values()):
         return None  # calibration says where
     noise = predict(graph, groups, seen, config)

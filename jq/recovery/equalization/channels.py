@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from jq.arithmetic.layout import channels_last
 from jq.config import QuantConfig
 from jq.data.sources import open_source
-from jq.data.stream import Stream
+from jq.data.stream import Stream, devices_of
 from jq.graph import Graph
 from jq.ops.kinds import cuts
 from jq.readings.chain import Chain
@@ -64,15 +65,18 @@ class Channels:
         return cls(4 * one, zero, one, one, zero, zero, 1)
 
 
-def measure(graph: Graph, groups: Groups, data: Any, config: QuantConfig) -> dict[str, Channels]:
-    """Return the statistics of all tensors with channels, but for what a Relu or Clip alone reads."""
+def measure(
+    graph: Graph, groups: Groups, data: Any, config: QuantConfig, mesh: Mesh | None = None
+) -> dict[str, Channels]:
+    """Return the statistics of all tensors with channels, but for what a Relu or Clip alone reads; on one device or a mesh."""
     wanted = _wanted(graph, groups)
     order = [name for name in (*(v.name for v in graph.inputs), *graph.producer) if name in wanted]
     watcher = _SumWatcher(tuple((name, len(groups.channels[wanted[name][1]]), wanted[name][0]) for name in order))
     source = open_source(data, graph.inputs, seed=config.seed)
-    stream = Stream.of(source, config.batch, trace(graph))
-    chain = Chain.of(graph, watcher, stream)
-    total = stream.total(chain, (pack(graph), {}), functools.partial(_merged_all, maximum=np.maximum), concurrent=True)
+    stream = Stream.of(source, config.batch, trace(graph), mesh=mesh)
+    chain, merged = Chain.of(graph, watcher, stream), functools.partial(_merged_all, maximum=np.maximum)
+    alone = devices_of(stream.mesh) == 1  # several compute at the same time already
+    total = stream.total(chain, (pack(graph, mesh=stream.mesh), {}), merged, concurrent=alone)
     own: list[Sums] = []
     for piece, sums in zip(chain.pieces, total, strict=True):
         assert isinstance(piece.watcher, _SumWatcher)

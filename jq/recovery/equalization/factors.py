@@ -20,6 +20,7 @@ from jax import lax
 
 from jq.recovery.equalization.groups import FIXED
 from jq.recovery.equalization.noise import Noise, Weight
+from jq.recovery.parts import program
 
 _ROUNDS = 8
 _SHARPNESS = (8.0, 24.0)  # p of the p-norm in the first and the last round
@@ -180,7 +181,7 @@ class _Parts:
         return jax.tree.map(lambda v: v.astype(np.float32 if v.dtype.kind == "f" else np.int32), joined)
 
 
-@jax.jit
+@program(0)
 def _descend(problem: dict[str, Arrays], room: jax.Array, sharpness: jax.Array, rate: jax.Array) -> jax.Array:
     """The logarithms, at most `room`, after Adam's steps."""
     slope = jax.grad(lambda z: jnp.log(_noise(problem, z, sharpness)))
