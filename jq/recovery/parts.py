@@ -158,7 +158,7 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _key(fn: Callable[..., Any], static: Sequence[Any]) -> str | None:
-    """What a program is known by on disk; None for one of code that is not this package's."""
+    """The name of a program on disk; None for one of code that is not this package's."""
     pattern = static[0] if static else None
     if pattern is not None and not pattern.is_lasting:
         return None

@@ -1,4 +1,4 @@
-"""What this process runs on: how many cores, and which instructions they have."""
+"""The machine that this process runs on: how many cores, and which instructions they have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cores() -> int:
 
 @functools.cache
 def processor() -> str:
-    """What machine code is for: the model of the processors and their instructions; where these are not told, this host."""
+    """The model of the processors and their instructions; where these are not told, this host."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

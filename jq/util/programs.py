@@ -27,9 +27,7 @@ import jax
 import numpy as np
 import onnx
 from jax.experimental import serialize_executable
-from jax.sharding import NamedSharding
 
-from jq.errors import Error
 from jq.util import cache, files
 from jq.util.digest import digest
 from jq.util.machine import cores, processor
@@ -105,7 +103,7 @@ def compiled(
 
 
 def _done(pool: Executor | None, function: Callable[..., Any], *given: Any) -> Future[Any]:
-    """What a pool does, or this thread at once."""
+    """The future of a function that a pool runs, or that this thread runs at once."""
     if pool is not None:
         return pool.submit(function, *given)
     future: Future[Any] = Future()
@@ -142,7 +140,7 @@ def _type(array: Any) -> Any:
 
 
 def _like(array: Any) -> jax.ShapeDtypeStruct:
-    """What a program is compiled for in place of an array."""
+    """The shape and type that a program is compiled for in place of an array."""
     seen, wider = _type(array), _BYTES.get(str(_type(array).dtype))
     return jax.ShapeDtypeStruct(
         seen.shape, wider or seen.dtype, sharding=_sharding(array), weak_type=wider is None and seen.weak_type
@@ -158,9 +156,8 @@ def _bytewise(array: Any) -> Any:
 def _sharding(array: Any) -> Any:
     """How an array lies on devices; None on the one where JAX computes by default."""
     sharding = getattr(array, "sharding", None)
-    if sharding is None or isinstance(sharding, NamedSharding):
-        return sharding
-    return None if sharding.device_set == {_default_device()} else sharding
+    alone = sharding is not None and not hasattr(sharding, "mesh") and sharding.device_set == {_default_device()}
+    return None if alone else sharding
 
 
 def kinds(arguments: Any) -> tuple[Any, ...]:
@@ -231,18 +228,15 @@ def _read(name: str) -> _Kept | None:
             return None
         os.utime(path)  # used: the last to go
         return _Kept(*pickle.loads(content[_HEADER:]))  # noqa: S301  machine code lies beside it
-    except (Error, OSError):
+    except Exception:  # no file, or one with classes that are not here
         return None
 
 
 def _loaded(kept: _Kept, like: list[jax.ShapeDtypeStruct], compile: Callable[[], Any]) -> Any:
     """A program from the disk in memory; compiled anew where XLA does not take it."""
-    divided = next((v.sharding for v in like if v.sharding is not None), None)
-    devices = (
-        [_default_device()]
-        if divided is None
-        else list(divided.mesh.devices.flat if isinstance(divided, NamedSharding) else divided.device_set)
-    )
+    placed = next((v.sharding for v in like if v.sharding is not None), None)
+    mesh = getattr(placed, "mesh", None)
+    devices = [_default_device()] if placed is None else list(placed.device_set if mesh is None else mesh.devices.flat)
     try:
         with _loading:
             return serialize_executable.deserialize_and_load(*kept.content, execution_devices=devices)
