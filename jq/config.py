@@ -46,7 +46,7 @@ Bias = Literal["weight", "int32", "float"]
 Pairs = Literal["shared", "edges", "each"]
 STAGES = (  # of finetuning
     "bias", "adaround", "adaround_only", "descent", "adaquant", "gptq", "gpfq", "flexround", "exponents", "block",
-    "network",
+    "brecq", "network",
 )  # fmt: skip
 OWN = "own:"  # a stage whose rounding is the user's: own:name
 
@@ -212,7 +212,8 @@ class QuantConfig:
         "stages of finetuning, joined by +. Layer by layer: bias tunes biases; adaround runs AdaRound and then coordinate "
         "descent, which adaround_only and descent run alone; adaquant moves weights to any code; gptq, gpfq and flexround are the "
         "roundings of these papers; own:name runs a rounding of your own (see `jq.finetune`). Block by block: block tunes "
-        "weights, biases and the exponents of activations. All at once: network tunes the same; "
+        "weights, biases and the exponents of activations; brecq does so with each weight between its "
+        "two codes. All at once: network tunes the same as block; "
         "exponents searches those of activations, judged by the outputs, with the weights of the stages before it",
         among=STAGES,
         valid=_is_stages,
@@ -232,6 +233,12 @@ class QuantConfig:
     finetune_batch: int = field(10, "samples for each step, in methods that use batches", **_STEPS)
     finetune_drop: float = field(
         0.5, "block finetuning: the share of inputs taken from the float network", least=0, most=1
+    )
+    finetune_norm: float = field(
+        2.0,
+        "block finetuning: errors count by this power of theirs: 2 by their squares, 4 the largest most",
+        least=2,
+        most=8,
     )
 
     percentile: float = field(99.999, "the percentile that method percentile keeps", above=0, most=100)

@@ -187,7 +187,8 @@ class Calibrated:
 Measured = MutableMapping[str, Any]
 # Options that only what is tuned depends on, and with them those that only the plan depends on.
 _TUNING = (
-    "finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop", "tune_weight_exponents",
+    "finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop", "finetune_norm",
+    "tune_weight_exponents",
 )  # fmt: skip
 _LATER = ("overrides", "exclude", "exclude_subgraphs", "float_tensors", "guard", "pairs", *_TUNING)
 

@@ -10,6 +10,7 @@ and no constraints of the NPU, so that rows differ in what their names say. The 
 * gptq, gpfq, flexround, adaround: weights rounded by that, layer by layer (adaround with coordinate descent behind it)
 * adaround_exponents: adaround, with exponents of weights by the error of their layers
 * block: then blocks by gradient
+* brecq: blocks alone, with each weight between its two codes
 * network: then all blocks at once, towards the outputs of the float network
 * searched: adaround_exponents, then exponents of activations by the outputs
 
@@ -37,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "adaround": {"finetune": "adaround"},
     "adaround_exponents": {"finetune": "adaround", "tune_weight_exponents": True},
     "block": {"finetune": "adaround+block", "tune_weight_exponents": True},
+    "brecq": {"finetune": "brecq"},
     "network": {"finetune": "adaround+network", "tune_weight_exponents": True},
     "searched": {"finetune": "adaround+exponents", "tune_weight_exponents": True},
 }

@@ -53,6 +53,7 @@ _TUNED, _KEPT = (
     "tuned ",
     4,
 )  # what the keys of tuned params begin with, and how many are kept: each is as large as the network
+_SOFT_STEPS = 400  # of weights between two codes: their logits have a sigmoid to travel
 
 
 def finetune(
@@ -248,7 +249,7 @@ def _tune_exponents(
 
 def kind_of(stage: str) -> Kind:
     """The units that a stage tunes."""
-    return "block" if stage == "block" else "network" if stage in ("network", "exponents") else "layer"
+    return "block" if stage in ("block", "brecq") else "network" if stage in ("network", "exponents") else "layer"
 
 
 def draws(stage: str, group: list[Unit], plan: Plan) -> bool:
@@ -289,9 +290,11 @@ def _method(
     """How each unit is tuned in a stage."""
     stage = config.stages[number]
     key = jax.random.fold_in(jax.random.key(config.seed), number)
-    numbers = _given(steps=config.finetune_steps, weights=config.finetune_rate)
-    drop, at_once = config.finetune_drop or None if stage == "block" else None, 2 if stage == "network" else None
-    how = Reconstruction(batch=config.finetune_batch, drop=drop, at_once=at_once, **numbers)
+    soft, blocks = stage == "brecq", kind_of(stage) == "block"
+    numbers = _given(steps=config.finetune_steps or (_SOFT_STEPS if soft else None), weights=config.finetune_rate)
+    drop, at_once, norm = (config.finetune_drop or None, None, config.finetune_norm) if blocks else (None, 2, 2.0)
+    batch = config.finetune_batch
+    how = Reconstruction(batch=batch, drop=drop, at_once=at_once, norm=norm, soft=soft, **numbers)
     by_layer, searches = kind_of(stage) == "layer", config.tune_weight_exponents and config.scale == "power_of_two"
     free = [] if by_layer else _free(graph, plan, config)
     first = {k: chunks[0] for k, chunks in store.inputs.items()}

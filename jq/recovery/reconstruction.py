@@ -4,7 +4,8 @@ of the float network.
 Weights and biases are learned through their rounding, and so are thresholds, as exponents that are rounded too:
 Jain et al., Trained Quantization Thresholds, arXiv:1903.08066. Units are blocks as in Li et al., BRECQ
 (arXiv:2102.05426), whose outputs count by the Fisher information of their channels, and inputs may be mixed with the
-float network's, as in Wei et al., QDrop (arXiv:2203.05740).
+float network's, as in Wei et al., QDrop (arXiv:2203.05740). As in BRECQ, too, weights may instead stay between the two
+codes beside them, by AdaRound's sigmoid, which a regularizer drives to one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from jq.readings.fake import fake_quant
 from jq.readings.patterns import Pattern
 from jq.readings.tracing import trace
 from jq.recovery.adaquant import falling
+from jq.recovery.adaround import annealed, hard, initial, regularizer, soft
 from jq.recovery.parts import Unit, program
 from jq.recovery.streams import Kept, joined
 from jq.recovery.walk import Site, Tensors, added, values
@@ -55,6 +57,13 @@ class Reconstruction:
     biases: float = 0.02
     exponents: float = 0.01  # octaves per step; 0 leaves the scales
     drop: float | None = None  # share of the inputs that come from the float network
+    logits: float = 0.1  # per step, of weights between two codes
+    pressure: float = 1.0  # of the regularizer's mean on these, beside the error relative to that at first
+    warm: float = 0.2  # share of the steps without it
+    beta: tuple[float, float] = (20.0, 2.0)
+    # Errors count by this power of theirs: 2 by their squares, more by the largest of them.
+    norm: float = dataclasses.field(default=2.0, metadata={"static": True})
+    soft: bool = dataclasses.field(default=False, metadata={"static": True})  # whether weights stay between two codes
     # Samples of a batch whose gradients are computed together, as memory allows.
     at_once: int | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -64,13 +73,44 @@ class Reconstruction:
 class Tuned:
     """The learned values of a unit."""
 
-    arrays: Mapping[str, Array]  # weights and biases
+    arrays: Mapping[str, Array]  # weights and biases; while weights lie between two codes, the logits of these
     exponents: Mapping[tuple[str, ...], Array]  # of tensors, those that have one together: real numbers
 
     def plan(self, plan: Plan) -> Plan:
         """The plan with these exponents, rounded."""
         scales = {name: jnp.exp2(nearest(e)) for group, e in self.exponents.items() for name in group}
         return plan.replace({k: dataclasses.replace(plan[k], scale=s) for k, s in scales.items()})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Between:
+    """Weights of the float network that stay between the two codes beside them; none, where they are learned themselves."""
+
+    weights: Mapping[str, Array]
+    scales: Mapping[str, Array]  # along them
+
+    @classmethod
+    def of(cls, site: Site, names: Iterable[str]) -> Between:
+        """Those of the named weights of a site that have codes around zero."""
+        own = {k: q for k in names if (q := site.plan.weights.get(k)) and isinstance(q.grid, Integer)}
+        chosen = [k for k, q in own.items() if q.coded is None and not np.any(q.zero_point)]
+        return cls({k: site.given[k] for k in chosen}, {k: _step_of(site, k) for k in chosen})
+
+    def logits(self) -> dict[str, Array]:
+        """The logits of the weights as they are in the float network."""
+        return {k: initial(w, self.scales[k]) for k, w in self.weights.items()}
+
+    def rounded(self, tuned: Tuned, plan: Plan, way: Callable[..., Array]) -> dict[str, Array]:
+        """The arrays with weights in place of their logits, by `soft` or `hard`."""
+        grids = {k: plan.weights[k].grid for k in self.weights}
+        made = {k: way(w, tuned.arrays[k], self.scales[k], grids[k]) for k, w in self.weights.items()}
+        return {**tuned.arrays, **made}
+
+    def regularizer(self, tuned: Tuned, beta: Array) -> Array:
+        """How far weights are from codes, 1 for half a step, on average; 0 without weights."""
+        count = max(1, sum(w.size for w in self.weights.values()))
+        return sum((regularizer(tuned.arrays[k], beta) for k in self.weights), jnp.float32(0)) / count
 
 
 def tune_unit(
@@ -87,7 +127,7 @@ def tune_unit(
     One chunk of the data in four decides, and the others are learned from; with fewer, all do both. `groups` of
     activations may have other powers of two as scales, each group as one, where that is `allowed`. Neighbouring exponents
     are tried first; then they are learned with the weights, if the result is allowed, and so are those of the weights
-    `scaled`. Of the states on the way of the learning, the best is taken.
+    `scaled` that do not stay between two codes. Of the states on the way of the learning, the best is taken.
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
@@ -95,9 +135,12 @@ def tune_unit(
     weights, biases = {v.weight for v in views}, {v.bias for v in views if v.bias is not None}
     rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
+    between = Between.of(site, weights if how.soft else ())
+    steps |= dict.fromkeys(between.weights, jnp.float32(how.logits))
+    searched = (*groups, *((k,) for k in scaled if k not in between.weights))
     start = Tuned(
         {k: site.params[k] for k in steps},
-        {group: jnp.log2(jnp.asarray(site.plan[group[0]].scale)) for group in (*groups, *((k,) for k in scaled))},
+        {group: jnp.log2(jnp.asarray(site.plan[group[0]].scale)) for group in searched},
     )
     apart = len(site.valid) >= _DECIDES
     learned = [i for i in range(len(site.valid)) if not apart or (i + 1) % _DECIDES]
@@ -111,7 +154,7 @@ def tune_unit(
     samples = sum(int(site.valid[i].sum()) for i in learned)
 
     def error(trial: Tuned) -> float:
-        step = functools.partial(_error, site.unit.pattern, trial, site.params, site.plan, scale)
+        step = functools.partial(_error, site.unit.pattern, how.norm, trial, site.params, site.plan, scale)
         return float(added(concurrently(step, codes, targets, valid))) / sum(int(v.sum()) for v in valid)
 
     old = best = error(start)
@@ -121,10 +164,12 @@ def tune_unit(
             if allowed(_moved(site, trial)) and (new := error(trial)) < best:
                 start, best = trial, new
                 break
-    tuned = start
+    tuned, first = start, dataclasses.replace(start, arrays={**start.arrays, **between.logits()})
     for rate in dict.fromkeys((how.exponents if start.exponents else 0.0, 0.0)):
         rates_of = Tuned(steps, dict.fromkeys(start.exponents, jnp.float32(rate)))
-        way = _optimized(site.unit.pattern, samples, how, start, rates_of, site.params, site.plan, scale, *whole, key)
+        way = _optimized(
+            site.unit.pattern, samples, how, first, rates_of, between, site.params, site.plan, scale, *whole, key
+        )
         trials = [_state(way, i) for i in range(_LOOKS)]
         if allowed(_moved(site, trials[-1])):
             for trial in trials:
@@ -161,32 +206,44 @@ def _step_of(site: Site, name: str) -> Array:
     return scale if qparams.axis is None else layout.along(scale, site.params[name].ndim, qparams.axis)
 
 
-def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array]) -> Array:
-    """The error of each sample: squares by channel, weighed."""
+def _off(y: Mapping[str, Array], z: Mapping[str, Array], scale: Mapping[str, Array], norm: float) -> Array:
+    """The error of each sample: squares by channel, weighed, or another power of the differences."""
 
     def of(name: str) -> Array:
         weight = scale[name].reshape(-1, *(1,) * max(0, y[name].ndim - 3)) if scale[name].ndim else scale[name]
-        return jax.vmap(mse, (0, 0, None))(y[name], z[name], weight)
+        if norm == 2:
+            return jax.vmap(mse, (0, 0, None))(y[name], z[name], weight)
+        return jax.vmap(lambda y, z: jnp.mean((weight * jnp.square(y - z)) ** (norm / 2)))(y[name], z[name])
 
     return sum(of(name) for name in y)
 
 
 @program(2)
 def _optimized(
-    pattern: Pattern, samples: int, how: Reconstruction, start: Tuned, rates: Tuned, params: Mapping[str, Array],
-    plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors, targets: Tensors, key: Array,
+    pattern: Pattern, samples: int, how: Reconstruction, start: Tuned, rates: Tuned, between: Between,
+    params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array], codes: Tensors, floats: Tensors,
+    targets: Tensors, key: Array,
 ) -> Tuned:  # fmt: skip
-    """States on the way of Adam on batches, with rates that fall to zero on a cosine."""
+    """States on the way of Adam on batches, with rates that fall to zero on a cosine; their weights are on codes."""
     fn = fake_quant(pattern.graph)
     adam = optax.scale_by_adam(b2=0.99)
 
-    def loss(tuned: Tuned, index: Array, key: Array) -> Array:
+    def error(tuned: Tuned, index: Array, key: Array) -> Array:
         x, y = (_picked(t, index) for t in (codes, targets))
         if how.drop is not None:
             kept = _picked(floats, index)
             x = {k: jnp.where(jax.random.bernoulli(key, how.drop, v.shape), kept[k], v) for k, v in x.items()}
-        z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(x)
-        return jnp.mean(_off(y, z, scale))
+        # What lies between two codes is not rounded again.
+        arrays, rest = between.rounded(tuned, plan, soft), tuned.plan(plan).replace(dict.fromkeys(between.weights))
+        z = jax.vmap(lambda x: fn({**params, **arrays}, rest, x))(x)
+        return jnp.mean(_off(y, z, scale, how.norm))
+
+    def loss(tuned: Tuned, index: Array, key: Array, i: Array) -> Array:
+        if not between.weights:
+            return error(tuned, index, key)
+        t = (i / how.steps - how.warm) / (1 - how.warm)
+        pressure = between.regularizer(tuned, annealed(t, *how.beta))
+        return error(tuned, index, key) / least + jnp.where(t > 0, how.pressure, 0) * pressure
 
     def step(i: Array, carry: tuple[Tuned, Any]) -> tuple[Tuned, Any]:
         tuned, state = carry
@@ -194,15 +251,19 @@ def _optimized(
         batch = min(how.batch, samples)
         parts = batch // math.gcd(batch, how.at_once or batch)
         index = jax.random.permutation(chosen, samples)[:batch].reshape(parts, -1)
-        gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p), (index, jax.random.split(mixed, parts)))
+        gradients = jax.lax.map(lambda p: jax.grad(loss)(tuned, *p, i), (index, jax.random.split(mixed, parts)))
         update, state = adam.update(jax.tree.map(lambda g: jnp.mean(g, 0), gradients), state)
         return jax.tree.map(lambda v, u, r: v - falling(r, i, how.steps) * u, tuned, update, rates), state
 
     def stretch(carry: tuple[Tuned, Any], number: Array) -> tuple[tuple[Tuned, Any], Tuned]:
         ends = number * how.steps // _LOOKS, (number + 1) * how.steps // _LOOKS
         carry = jax.lax.fori_loop(*ends, step, carry)
-        return carry, carry[0]
+        return carry, dataclasses.replace(carry[0], arrays=between.rounded(carry[0], plan, hard))
 
+    # The error of nearest rounding on a batch, beside which the regularizer's weight means the same for all units.
+    ends = {k: jnp.where(start.arrays[k] >= 0, jnp.inf, -jnp.inf) for k in between.weights}
+    decided = dataclasses.replace(start, arrays={**start.arrays, **ends})
+    least = error(decided, jnp.arange(min(how.batch, samples)), key) if ends else 1.0
     return jax.lax.scan(stretch, (start, adam.init(start)), jnp.arange(_LOOKS))[1]
 
 
@@ -210,14 +271,14 @@ def _picked(tensors: Tensors, index: Array) -> dict[str, Array]:
     return {k: dataclasses.replace(t, array=t.array[index]).value for k, t in tensors.items()}
 
 
-@program(1)
+@program(2)
 def _error(
-    pattern: Pattern, tuned: Tuned, params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array], codes: Tensors,
-    targets: Tensors, valid: Array,
+    pattern: Pattern, norm: float, tuned: Tuned, params: Mapping[str, Array], plan: Plan, scale: Mapping[str, Array],
+    codes: Tensors, targets: Tensors, valid: Array,
 ) -> Array:  # fmt: skip
     fn = fake_quant(pattern.graph)
     z = jax.vmap(lambda x: fn({**params, **tuned.arrays}, tuned.plan(plan), x))(values(codes))
-    return jnp.sum(valid * _off(values(targets), z, scale))
+    return jnp.sum(valid * _off(values(targets), z, scale, norm))
 
 
 def fisher(graph: Graph, parts: Sequence[Unit], inputs: Mapping[str, Array], key: Array) -> dict[str, Array]:

@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, Column] = {
     "change": NUMBER, "only_float": NUMBER, "only_quantized": NUMBER, "p": NUMBER, "hits": str,
 }  # fmt: skip
 # Options that only tuning reads.
-_TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop")
+_TUNING = ("finetune", "finetune_steps", "finetune_rate", "finetune_batch", "finetune_drop", "finetune_norm")
 _JAXLIB = importlib.metadata.version("jaxlib")
 
 
@@ -355,7 +355,8 @@ class _Tree:
         numbers = (config.finetune_steps, config.finetune_rate) if stage != "bias" else ()
         if not draws(stage, self._units[kind_of(stage)], self.common.guarded.plan):
             return stage, *numbers
-        return stage, *numbers, config.finetune_batch, config.finetune_drop if stage == "block" else None, config.seed
+        of_blocks = (config.finetune_drop, config.finetune_norm) if kind_of(stage) == "block" else ()
+        return stage, *numbers, config.finetune_batch, *of_blocks, config.seed
 
     @functools.cached_property
     def _units(self) -> Mapping[str, list[Unit]]:

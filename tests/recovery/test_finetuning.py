@@ -24,6 +24,7 @@ from jq.recovery.adaround import AdaRound
 from jq.recovery.checkpoint import Progress
 from jq.recovery.descent import CoordinateDescent
 from jq.recovery.layers import tune_layer
+from jq.recovery.reconstruction import _off
 from jq.recovery.rounding import Then, nearest
 from tests.conftest import onnxruntime_outputs
 from tests.passes.models import build, node, normal
@@ -90,7 +91,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "stages",
         [
-            *("bias", "adaround", "adaround_only", "descent", "adaquant", "block", "network"),
+            *("bias", "adaround", "adaround_only", "descent", "adaquant", "block", "brecq", "network"),
             *(BOTH, "bias+network"),
         ],
     )
@@ -134,6 +135,30 @@ class TestErrors:
         added = len(measured) - before  # the second stage
         assert written(again) == written(quantized(BOTH)) and added == 1
 
+    def test_brecq_leaves_each_weight_on_one_of_the_two_codes_beside_it(self):
+        """And not all of them on the nearer one. Of a block that it does not help, the weights stay as they are."""
+        config = jq.presets["W4A4"].replace(cle=False, finetune="brecq", finetune_steps=200, finetune_batch=6)
+        found, plain = jq.quantize(small(), IMAGES, config), jq.prepare(jq.load(small()), config)
+        changed = [k for k in ("w1", "w2", "d") if not np.array_equal(found.graph.params[k], plain.params[k])]
+        assert changed
+        away = 0
+        for name in changed:
+            step = np.reshape(found.plan[name].scale, (-1, 1, 1, 1))
+            codes, moved = found.graph.params[name] / step, found.graph.params[name] - plain.params[name]
+            np.testing.assert_array_equal(codes, np.rint(codes))
+            inside = np.abs(plain.params[name]) < 7 * step
+            assert np.all((np.abs(moved) < step * (1 + 1e-5))[inside])
+            away += np.sum((np.abs(moved) > 0.51 * step)[inside])
+        assert away > 10
+
+    @pytest.mark.parametrize("norm", [2.0, 2.4, 4.0])
+    def test_errors_of_blocks_count_by_a_power_of_theirs(self, norm):
+        y, z = normal(3, 1, 5, 4, 4), normal(3, 1, 5, 4, 4, seed=1)
+        weights = np.array([0.5, 1, 2, 0, 3], np.float32)
+        found = _off({"y": y}, {"y": z}, {"y": weights}, norm)
+        wanted = (weights[:, None, None].astype(np.float64) * (y - z) ** 2) ** (norm / 2)
+        np.testing.assert_allclose(found, wanted.mean((1, 2, 3, 4)), rtol=1e-5)
+
     @pytest.mark.parametrize("stages", ["adaround", "adaquant"])
     def test_layers_keep_the_scales(self, stages):
         plain, tuned = quantized(None), quantized(stages)
@@ -141,7 +166,7 @@ class TestErrors:
             k: float(tuned.plan[k].scale) for k in tuned.plan.activations
         }
 
-    @pytest.mark.parametrize("stages", ["adaround", "adaquant", "block", "network", BOTH])
+    @pytest.mark.parametrize("stages", ["adaround", "adaquant", "block", "brecq", "network", BOTH])
     def test_constraints_hold(self, stages):
         found = quantized(stages)
         assert jq.npu.constraints.violations(found.graph, found.plan, XINT8) == []
