@@ -280,7 +280,7 @@ class TestPresets:
         assert presets["XINT8_ACCURATE"] == presets["XINT8"].replace(finetune="adaround+exponents")
 
     @pytest.mark.parametrize(
-        "stages", ["", "adaround+", "+block", "adaround block", "adaround+brecq", 5, ("block",), True]
+        "stages", ["", "adaround+", "+block", "adaround block", "adaround+qdrop", 5, ("block",), True]
     )
     def test_stages_that_are_not_there(self, stages):
         with pytest.raises(jq.ConfigError, match=r"finetune needs .*stages with . between: bias, adaround, .*; got"):

@@ -14,7 +14,7 @@ onnxruntime. Top-1 of 500 images moves by a point with the last bits of a sum, s
 sample with what the float network makes of it: agreement (the same class, the same word), the KL divergence of the
 outputs and their signal-to-noise ratio. Brackets hold 95 % intervals, by a bootstrap over the samples with a fixed
 seed; p is McNemar's exact test of the quantized network against the float one. Bold is the best of each network
-among the formats that the NPU's XINT8 takes. onnxruntime's scales are floats, which it does not take.
+among the presets XINT8, whose scales are powers of two. Those of A8W8 and of onnxruntime are floats.
 
 Images are a research set from ImageNet, 64 images of COCO, rendered words, and sentence pairs of STS; none is part of the
 repository. This page is made from the rows in `experiments/results/accuracy.jsonl` by the command that measures them:
@@ -43,7 +43,7 @@ def overview(rows: Sequence[dict[str, Any]]) -> str:
     for name, own in models.items():
         made = {(r["tool"], r["config"]): r for r in own}
         good = [r for r in own if "failed" not in r]
-        best = max((r["value"] for r in good if r["tool"] != "onnxruntime"), default=None)
+        best = max((r["value"] for r in good if _is_xint8(r)), default=None)
         cells = []
         for tool in tools:
             row = made.get(tool)
@@ -52,7 +52,7 @@ def overview(rows: Sequence[dict[str, Any]]) -> str:
                 continue
             low, high = (100 * end for end in row["change"][1:])
             text = f"{100 * row['value']:.1f}"
-            text = f"**{text}**" if row["value"] == best and tool[0] != "onnxruntime" else text
+            text = f"**{text}**" if row["value"] == best and _is_xint8(row) else text
             cells.append(f"{text} [{low:+.1f}, {high:+.1f}]")
         floats = f"{100 * good[0]['float']:.1f}" if good else ""
         lines.append([name, MEASURES.get(own[0]["kind"], "top-1"), floats, *cells])
@@ -93,7 +93,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     titles = {"change": "change", "agreement": "agreement, %", "kl": "KL", "sqnr": "SQNR, dB"}
     best = {}
     for column, better in _BEST.items():
-        values = [_value(r, column) for r in measured if r["tool"] != "onnxruntime" and r.get(column) is not None]
+        values = [_value(r, column) for r in measured if _is_xint8(r) and r.get(column) is not None]
         best[column] = better(values) if len(values) > 1 else None
     lines = [["", name, *(titles[c] for c in columns), "p", "seconds", "MB"]]
     lines.append(["---"] * len(lines[0]))
@@ -110,12 +110,16 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n" + "".join(f"\n{f}" for f in failures)
 
 
+def _is_xint8(row: dict[str, Any]) -> bool:
+    return str(row["config"]).startswith("XINT8")
+
+
 def _value(row: dict[str, Any], column: str) -> float:
     return row[column] if column == "value" else row[column][0]
 
 
 def _bold(text: str, row: dict[str, Any], column: str, best: dict[str, Any]) -> str:
-    known = best.get(column) is not None and row["tool"] != "onnxruntime" and row.get(column) is not None
+    known = best.get(column) is not None and _is_xint8(row) and row.get(column) is not None
     return f"**{text}**" if known and _value(row, column) == best[column] else text
 
 

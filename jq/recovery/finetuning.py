@@ -294,7 +294,7 @@ def _method(
     numbers = _given(steps=config.finetune_steps or (_SOFT_STEPS if soft else None), weights=config.finetune_rate)
     drop, at_once, norm = (config.finetune_drop or None, None, config.finetune_norm) if blocks else (None, 2, 2.0)
     batch = config.finetune_batch
-    how = Reconstruction(batch=batch, drop=drop, at_once=at_once, norm=norm, soft=soft, **numbers)
+    how = Reconstruction(batch=batch, drop=drop, at_once=at_once, norm=norm, **numbers)
     by_layer, searches = kind_of(stage) == "layer", config.tune_weight_exponents and config.scale == "power_of_two"
     free = [] if by_layer else _free(graph, plan, config)
     first = {k: chunks[0] for k, chunks in store.inputs.items()}
@@ -309,8 +309,9 @@ def _method(
         named = [tuple(site.unit.names.get(t, "") for t in group) for group in free]
         groups = [group for group in named if site.plan.activations.keys() >= set(group)]
         may = functools.partial(allowed, site)
-        scaled = [k for k, q in site.plan.weights.items() if searches and is_searched(q)]
-        return tune_unit(site, how, groups, may, importance, jax.random.fold_in(key, site.index), scaled)
+        own = [k for k, q in site.plan.weights.items() if is_searched(q)]
+        scaled, softly = own if searches else (), own if soft else ()
+        return tune_unit(site, how, groups, may, importance, jax.random.fold_in(key, site.index), scaled, softly)
 
     if not by_layer:
         return reconstruct

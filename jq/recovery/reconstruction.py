@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,7 +63,6 @@ class Reconstruction:
     beta: tuple[float, float] = (20.0, 2.0)
     # Errors count by this power of theirs: 2 by their squares, more by the largest of them.
     norm: float = dataclasses.field(default=2.0, metadata={"static": True})
-    soft: bool = dataclasses.field(default=False, metadata={"static": True})  # whether weights stay between two codes
     # Samples of a batch whose gradients are computed together, as memory allows.
     at_once: int | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -91,11 +90,9 @@ class Between:
     scales: Mapping[str, Array]  # along them
 
     @classmethod
-    def of(cls, site: Site, names: Iterable[str]) -> Between:
-        """Those of the named weights of a site that have codes around zero."""
-        own = {k: q for k in names if (q := site.plan.weights.get(k)) and isinstance(q.grid, Integer)}
-        chosen = [k for k, q in own.items() if q.coded is None and not np.any(q.zero_point)]
-        return cls({k: site.given[k] for k in chosen}, {k: _step_of(site, k) for k in chosen})
+    def of(cls, site: Site, names: Sequence[str]) -> Between:
+        """The named weights of a site, which have codes around zero."""
+        return cls({k: site.given[k] for k in names}, {k: _step_of(site, k) for k in names})
 
     def logits(self) -> dict[str, Array]:
         """The logits of the weights as they are in the float network."""
@@ -121,13 +118,15 @@ def tune_unit(
     importance: Mapping[str, Array],
     key: Array,
     scaled: Sequence[str] = (),
+    softly: Sequence[str] = (),
 ) -> tuple[Site, float, float]:
     """Return the site tuned, if that lowers its error on data that it was not tuned on.
 
     One chunk of the data in four decides, and the others are learned from; with fewer, all do both. `groups` of
     activations may have other powers of two as scales, each group as one, where that is `allowed`. Neighbouring exponents
     are tried first; then they are learned with the weights, if the result is allowed, and so are those of the weights
-    `scaled` that do not stay between two codes. Of the states on the way of the learning, the best is taken.
+    `scaled`. Weights named `softly` begin as in the float network, and stay between two codes of the scale that they have.
+    Of the states on the way of the learning, the best is taken.
     """
     graph = site.unit.pattern.graph
     layers = [graph.nodes[site.unit.nodes.index(n)] for n in site.unit.layers]
@@ -135,7 +134,7 @@ def tune_unit(
     weights, biases = {v.weight for v in views}, {v.bias for v in views if v.bias is not None}
     rates = dict.fromkeys(weights, how.weights) | dict.fromkeys(biases, how.biases)
     steps = {k: rate * _step_of(site, k) for k, rate in rates.items()}
-    between = Between.of(site, weights if how.soft else ())
+    between = Between.of(site, [k for k in softly if k in weights])
     steps |= dict.fromkeys(between.weights, jnp.float32(how.logits))
     searched = (*groups, *((k,) for k in scaled if k not in between.weights))
     start = Tuned(
