@@ -110,7 +110,7 @@ def measures(
         count = len(reference[place])
         made["agreement"] = (one.argmax(-1) == two.argmax(-1)).reshape(count, -1).mean(1)
         with np.errstate(invalid="ignore"):
-            first, second = log_probabilities(one), log_probabilities(two)
+            first, second = log_probabilities(one), log_probabilities(two, like=one)
             made["kl"] = np.sum(np.exp(first) * (first - second), -1).reshape(count, -1).mean(1)
         if labels is not None:
             hits = (metrics.hits(v, labels).astype(np.float64).reshape(count, -1).mean(1) for v in (two, one))
@@ -133,13 +133,19 @@ def _squares(values: np.ndarray) -> np.ndarray:
     return np.square(values.reshape(len(values), -1), dtype=np.float64).sum(1)
 
 
-def log_probabilities(scores: np.ndarray) -> np.ndarray:
+def log_probabilities(scores: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
     """Return logarithms of probabilities, which scores are or become by softmax.
+
+    They are probabilities if those of a reference are, `like`, by default themselves: rounded ones add up to one no longer.
 
     >>> log_probabilities(np.array([[0.25, 0.75]])).round(3).tolist(), log_probabilities(np.array([[3.0, 3.0]])).round(3).tolist()
     ([[-1.386, -0.288]], [[-0.693, -0.693]])
+    >>> log_probabilities(np.array([[0.25, 0.5]]), like=np.array([[0.25, 0.75]])).round(3).tolist()
+    [[-1.099, -0.405]]
     """
-    if scores.min() >= 0 and np.allclose(scores.sum(-1), 1, atol=1e-3):
-        return np.log(np.maximum(scores, 1e-12))
+    like = scores if like is None else like
+    if like.min() >= 0 and np.allclose(like.sum(-1), 1, atol=1e-3):
+        positive = np.maximum(scores, 1e-12)
+        return np.log(positive / positive.sum(-1, keepdims=True))
     shifted = scores - scores.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

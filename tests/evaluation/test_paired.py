@@ -33,6 +33,16 @@ def test_measures_are_those_of_scipy() -> None:
     assert found.p == pytest.approx(stats.binomtest(first, first + second).pvalue)
 
 
+def test_probabilities_that_rounding_left_with_another_sum_are_probabilities_still() -> None:
+    """A recognizer's softmax in steps of 1/256 adds up to 0.99: one softmax more made all models equally wrong."""
+    p, q = (np.exp(log_softmax(v, -1)) for v in (ONE, TWO))
+    rounded = np.floor(q * 256) / 256
+    assert abs(rounded.sum(-1) - 1).max() > 1e-3
+    found, floor = paired([p], [rounded]), np.maximum(rounded, 1e-12)
+    wanted = rel_entr(p, floor / floor.sum(-1, keepdims=True)).sum(-1).mean()
+    assert found.kl is not None and found.kl.value == pytest.approx(wanted, rel=1e-6)
+
+
 def test_intervals_are_scipys_percentile_bootstrap() -> None:
     each = measures([ONE], [TWO])["kl"]
     seed = {"rng" if np.lib.NumpyVersion(scipy.__version__) >= "1.15.0" else "random_state": 1}
