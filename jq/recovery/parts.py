@@ -124,14 +124,13 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
         made: dict[tuple[Any, ...], _Coming] = {}  # the last used at the end
-        lock = threading.Lock()
+        lock = threading.Lock()  # whoever rehearses and whoever runs may come to a program at the same time
 
         def coming(static: tuple[Any, ...]) -> _Coming:
-            with lock:
-                made[static] = entry = made.pop(static, {})
-                while len(made) > _programs[-1]:
-                    del made[next(iter(made))]
-                return entry
+            made[static] = entry = made.pop(static, {})
+            while len(made) > _programs[-1]:
+                del made[next(iter(made))]
+            return entry
 
         @functools.wraps(fn)
         def call(*arguments: Any) -> Any:
@@ -139,15 +138,20 @@ def program(statics: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             leaves, structure = jax.tree.flatten(given)
             if any(isinstance(v, jax.core.Tracer) for v in leaves):
                 return fn(*arguments)
-            known, rehearsal = coming(static), _rehearsal.get()
-            key = structure, tuple(map(programs.kind, leaves))
-            # What failed ahead is compiled again where it is needed, and says there what is wrong.
-            if key not in known or (rehearsal is None and known[key][0].compiled.exception() is not None):
+            rehearsal, key = _rehearsal.get(), (structure, tuple(map(programs.kind, leaves)))
+
+            def compiled() -> tuple[Executable, Any]:
                 pool = None if rehearsal is None else rehearsal.pool
-                lasting = _key(fn, static)
-                known[key] = programs.compiled(lasting, functools.partial(fn, *static), given, pool, None)
-            run, like = known[key]
+                return programs.compiled(_key(fn, static), functools.partial(fn, *static), given, pool, None)
+
+            with lock:
+                known = coming(static)
+                if key not in known:
+                    known[key] = compiled()
+                run, like = known[key]
             if rehearsal is None:
+                if run.compiled.exception() is not None:  # it failed ahead; here it says what is wrong
+                    run, _ = known[key] = compiled()
                 return run(*given)
             run.compiled.add_done_callback(lambda done: rehearsal.failures.extend(filter(None, [done.exception()])))
             return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), like)
