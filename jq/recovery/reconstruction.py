@@ -260,9 +260,9 @@ def _optimized(
         return carry, dataclasses.replace(carry[0], arrays=between.rounded(carry[0], plan, hard))
 
     # The error of nearest rounding on a batch, beside which the regularizer's weight means the same for all units.
-    ends = {k: jnp.where(start.arrays[k] >= 0, jnp.inf, -jnp.inf) for k in between.weights}
-    decided = dataclasses.replace(start, arrays={**start.arrays, **ends})
-    least = error(decided, jnp.arange(min(how.batch, samples)), key) if ends else 1.0
+    sides = {k: jnp.where(start.arrays[k] >= 0, jnp.inf, -jnp.inf) for k in between.weights}
+    decided = dataclasses.replace(start, arrays={**start.arrays, **sides})
+    least = error(decided, jnp.arange(min(how.batch, samples)), key) if sides else 1.0
     return jax.lax.scan(stretch, (start, adam.init(start)), jnp.arange(_LOOKS))[1]
 
 

@@ -70,8 +70,8 @@ def compiled(
     """Return the program of a function of trees of arrays, which the pool compiles, and the shapes of its results.
 
     `arguments` are its arguments or the like of them, `options` are for XLA; without a pool this thread compiles. Without a
-    key, where arguments have types of others, and where the program calls a library or the host, which another process may
-    not have, the function is traced and compiled by every process.
+    key, and where arguments have types of others, every process traces the function, and JAX's own cache keeps what is
+    compiled. Where the program calls a library or the host, which another process may not have, nothing is kept.
     """
     leaves, tree = jax.tree.flatten(arguments)
     types, like = [_type(v).dtype for v in leaves], [_like(v) for v in leaves]
@@ -83,15 +83,16 @@ def compiled(
         own = (g if g.dtype == t else g.astype(t) for g, t in zip(given, types, strict=True))
         return function(*jax.tree.unflatten(tree, own))
 
-    # XLA writes only what it has compiled: a program that JAX's cache had read could be written, and not run again. So its
-    # name, which JAX's log tells and which that cache looks at, is new each time.
-    program.__name__ = f"program_{os.urandom(4).hex()}"
+    keeps = bool(name) and cache.enabled() and jax.process_count() == 1
+    if keeps:
+        # XLA writes only what it has compiled: a program that JAX's cache had read could be written, and not run again. So
+        # its name, which JAX's log tells and which that cache looks at, is new each time.
+        program.__name__ = f"program_{os.urandom(4).hex()}"
 
     def lowered() -> Any:
         with _turn:
             return jax.jit(program, compiler_options=options).lower(*like)
 
-    keeps = bool(name) and cache.enabled() and jax.process_count() == 1
     if keeps and (kept := _read(name)) is not None:
         made = Executable(_done(pool, _loaded, kept, like, lambda: lowered().compile())), kept.results
     else:
